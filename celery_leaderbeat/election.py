@@ -1,0 +1,515 @@
+"""Election: which replica leads, and until when it may trust that it does.
+
+A *term* is one leadership of one replica: the value of the lease, which carries holder and epoch and stands
+under one key in Redis as long as the term lasts. Renewing and releasing act on exactly that value, so a late
+request can't touch a newer term.
+
+::
+
+                  elected: lease free, released, expired, or its holder gone
+        +----------+ -------------------------------------------------> +--------+
+        | follower |                                                    | leader | --+
+        +----------+ <------------------------------------------------- +--------+   | renewed
+              ^        released (stop, step down), lost (the lease            ^      |
+              |        holds another value), lapsed (no renewal in time)     +------+
+            waits for a wake-up, the lease's end, or two looks at a holder that is gone
+
+Trust. A leader trusts its term until `sent + ttl - margin`, where `sent` is the monotonic instant *before* the
+last successful request left, and margin is a tenth of the TTL. The server counts the TTL from a later moment,
+so the trust ends first, as long as the two clocks' rates differ by less than a tenth. Nothing relies on this
+alone: every claim checks the lease again inside Redis.
+
+What happens on failure. Redis doesn't answer: the leader tries again with back-off until its trust ends, then
+it is a follower. The process dies: its subscription ends with it, and a follower that has seen it gone at two
+looks a second apart, under an unchanged lease, takes the lease over. The process is frozen, or its network is
+cut: its subscription stands, and the lease expires. The tick loop hangs: after `leaderbeat_stall_timeout` the
+renewals stop. No end of a term ends the process.
+
+Authoritative is the lease in Redis; then the trust window, which is never longer; then nothing else.
+
+Two threads: the elector runs the machine above on a connection of its own; the listener waits for wake-ups on
+another. Both are started by the process that ticks. They are told what to do through queues whose `put` may
+run inside a signal handler.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import random
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery_leaderbeat.clock import FleetClock
+from celery_leaderbeat.errors import StoreError, StoreUnavailable
+from celery_leaderbeat.settings import Settings
+from celery_leaderbeat.signals import leader_elected, leader_lost
+from celery_leaderbeat.store import Store, Subscription
+from celery_leaderbeat.term import Term
+
+__all__ = ["Elector", "new_holder"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks of a follower at the leader's subscription.
+_LOOK_INTERVAL = 0.5
+#: A holder is gone when two looks this far apart (seconds) find no subscription.
+_GONE_AFTER = 1.0
+#: Longest that a follower waits for its own subscription before it stands for election, in seconds.
+_SUBSCRIBE_FIRST = 0.5
+#: Bounds of the wait between two tries while Redis doesn't answer, in seconds.
+_BACKOFF = (0.05, 1.0)
+#: The same complaint is logged once in this many seconds.
+_COMPLAIN_EVERY = 30.0
+
+
+def new_holder() -> str:
+    """The identity of this replica: `host:pid:random`, new for each process."""
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A term of ours and the monotonic instant until which it may be trusted."""
+
+    term: Term
+    until: float
+
+
+class _Ended(Exception):
+    """Our term has ended; the message says why."""
+
+
+class Elector:
+    """Follower and leader of one replica.
+
+    Parameters:
+        settings: lease TTL, renewal, and where Redis is.
+        clock: the fleet's clock; elections and renewals feed it.
+        holder: identity of this replica.
+        attributes: what else the lease says of its holder (JSON values), such as the schedule's fingerprint.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: FleetClock,
+        holder: str,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.holder = holder
+        timeout = min(settings.renew_interval, settings.lease_ttl - settings.renew_interval, 2.0)
+        self._store = Store(settings, timeout=max(timeout, 0.25))
+        self._listener = _Listener(settings, clock, holder, self._wake)
+        self._attributes = {"host": socket.gethostname(), "pid": os.getpid(), **(attributes or {})}
+        self._orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._gained: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._held: _Held | None = None
+        self._highest = 0
+        self._progress = self._monotonic()
+        self._stopping = False
+        self._standing_by_for = ""
+        self._complained: dict[str, float] = {}
+        self._thread = threading.Thread(target=self._run, name="leaderbeat-elector", daemon=True)
+
+    # -- for the tick loop ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start both threads in this process."""
+        self._listener.start()
+        self._thread.start()
+
+    def progress(self) -> None:
+        """The tick loop came round."""
+        self._progress = self._monotonic()
+
+    def term(self) -> Term | None:
+        """The term that this replica may trust right now, or None."""
+        held = self._held
+        if held is None or self._monotonic() >= held.until:
+            return None
+        return held.term
+
+    def trusts(self, term: Term) -> bool:
+        """Whether `term` is still ours to act on."""
+        return self.term() == term
+
+    def wait(self, timeout: float) -> Term | None:
+        """The trusted term, waiting for it at most `timeout` seconds."""
+        term = self.term()
+        if term is not None:
+            return term
+        try:
+            self._gained.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        return self.term()
+
+    def lost(self, term: Term) -> None:
+        """A script found that `term` no longer leads."""
+        if self._held is not None and self._held.term == term:
+            self._orders.put("look")
+
+    def stop(self, timeout: float) -> bool:
+        """Release the lease and end the threads; False if that took longer than `timeout` seconds.
+
+        May run inside a signal handler: takes no lock, and uses no connection of the interrupted code.
+        """
+        self._stopping = True
+        self._orders.put("stop")
+        self._listener.stop()
+        deadline = self._monotonic() + timeout
+        while self._thread.is_alive() and self._monotonic() < deadline:
+            self.clock.clock.sleep(0.001)
+        return not self._thread.is_alive()
+
+    # -- the machine ---------------------------------------------------------------------------------------
+
+    def _monotonic(self) -> float:
+        return self.clock.clock.monotonic()
+
+    def _wake(self) -> None:
+        self._orders.put("look")
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopping:
+            try:
+                term = self._follow()
+                failures = 0
+                if term is not None:
+                    self._lead(term)
+            except StoreError as exc:
+                failures += 1
+                self._complain("store", "No election: %s. Trying again until Redis answers.", exc)
+                self._wait(_backoff(failures))
+            except Exception:
+                failures += 1
+                logger.exception("The election failed; trying again.", extra={"action": "election_failed"})
+                self._wait(_backoff(failures))
+        self._withdraw()
+        self._store.close()
+
+    def _follow(self) -> Term | None:
+        """Wait until this replica is elected. None when it is told to stop."""
+        value: str | None = None
+        sighted, announced = False, float("-inf")
+        gone_since: float | None = None
+        began = self._monotonic()
+        while not self._stopping:
+            now = self._monotonic()
+            if now - announced >= self.settings.renew_interval:
+                self._announce()
+                announced = now
+            if self._stalled():
+                self._complain(
+                    "stalled",
+                    "Not standing for election: the tick loop hasn't come round for %.1f s.",
+                    now - self._progress,
+                )
+                self._wait(_LOOK_INTERVAL)
+                continue
+
+            if not self._listener.subscribed and now - began < _SUBSCRIBE_FIRST:
+                self._wait(0.01)
+                continue
+
+            watched = Term.read(value) if value is not None and self.settings.fast_failover else None
+            channel = self._store.keys.alive(watched.holder) if watched else None
+            seen, remaining, subscribers = self._store.look(channel)
+            now = self._monotonic()
+            if seen is None or (
+                gone_since is not None and subscribers == 0 and now - gone_since >= _GONE_AFTER
+            ):
+                term = self._elect(seen or "")
+                if term is not None:
+                    return term
+                value, gone_since = None, None
+                continue
+            if seen != value:
+                value, sighted, gone_since = seen, False, None
+                self._note(seen, remaining)
+                continue
+            sighted = sighted or bool(subscribers)
+            if subscribers == 0 and watched is not None and (sighted or watched.watched):
+                gone_since = now if gone_since is None else gone_since
+            else:
+                gone_since = None
+            pause = _LOOK_INTERVAL if remaining < 0 else min(remaining / 1000 + 0.001, _LOOK_INTERVAL)
+            if gone_since is not None:
+                pause = min(pause, gone_since + _GONE_AFTER - now)
+            self._wait(pause)
+        return None
+
+    def _lead(self, term: Term) -> None:
+        """Hold `term` until it ends, and say how it ended."""
+        self._standing_by_for = ""
+        logger.info(
+            "Elected: this replica (%s) leads under epoch %d.",
+            self.holder,
+            term.epoch,
+            extra={"action": "elected", "epoch": term.epoch, "holder": self.holder},
+        )
+        leader_elected.send_robust(sender=self, epoch=term.epoch, holder=self.holder)
+        self._gained.put(None)
+        reason = "released"
+        try:
+            self._hold(term)
+        except _Ended as ended:
+            reason = str(ended)
+            self._held = None
+            logger.warning(
+                "No longer the leader under epoch %d: %s. Standing by.",
+                term.epoch,
+                reason,
+                extra={"action": "lost", "epoch": term.epoch, "holder": self.holder},
+            )
+        finally:
+            self._held = None
+            while not self._gained.empty():
+                self._gained.get_nowait()
+        leader_lost.send_robust(sender=self, epoch=term.epoch, holder=self.holder, reason=reason)
+
+    def _hold(self, term: Term) -> None:
+        """Renew `term` until told to stop (it is released then) or until it ends (`_Ended` is raised)."""
+        due = self._monotonic() + self.settings.renew_interval
+        failures = 0
+        while True:
+            order = self._wait(due - self._monotonic())
+            if self._stopping:
+                self._release(term)
+                return
+            now = self._monotonic()
+            held = self._held
+            if held is None or now >= held.until:
+                raise _Ended("its lease could not be renewed in time")
+            if order is None and now < due:
+                continue
+            if self._stalled():
+                self._complain(
+                    "stalled",
+                    "Not renewing the lease of epoch %d: the tick loop hasn't come round for %.1f s "
+                    "(leaderbeat_stall_timeout is %.1f s).",
+                    term.epoch,
+                    now - self._progress,
+                    self.settings.stall_timeout,
+                )
+                due = now + min(_LOOK_INTERVAL, held.until - now)
+                continue
+            try:
+                self._renew(term)
+            except StoreUnavailable as exc:
+                failures += 1
+                self._complain("renew", "Couldn't renew the lease of epoch %d: %s.", term.epoch, exc)
+                due = min(self._monotonic() + _backoff(failures), held.until)
+            else:
+                failures = 0
+                due = self._monotonic() + self.settings.renew_interval
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    def _elect(self, takes_over: str) -> Term | None:
+        keys = self._store.keys
+        watched = self.settings.fast_failover and self._listener.visible(self._store)
+        sent = self._monotonic()
+        answer = self._store.run(
+            "elect",
+            [keys.lease, keys.epoch, keys.app],
+            [
+                self.holder,
+                round(self.settings.lease_ttl * 1000),
+                self._highest,
+                self.settings.app_identity,
+                json.dumps({**self._attributes, "watched": watched, "ttl": self.settings.lease_ttl}),
+                takes_over,
+            ],
+        )
+        if answer[0] == "foreign":
+            self._complain(
+                "foreign",
+                "The key prefix %r belongs to the application %r, and this one is %r. This replica doesn't lead. "
+                "Set leaderbeat_key_prefix to a prefix of its own (or, if the application was renamed, delete "
+                "the key %r).",
+                self.settings.key_prefix,
+                answer[1],
+                self.settings.app_identity,
+                keys.app,
+                level=logging.ERROR,
+            )
+            self._wait(1.0)
+            return None
+        if answer[0] == "held":
+            term = Term.read(answer[1])
+            if term.holder != self.holder:
+                return None
+            # The answer to an earlier election was lost. How long ago isn't known, so the trust begins with
+            # a renewal.
+            self._highest = max(self._highest, term.epoch)
+            return term if self._renew(term, adopting=True) else None
+        term = Term.read(answer[1])
+        self._observe(answer[2:], sent)
+        self._highest = max(self._highest, term.epoch)
+        self._trust(term, sent)
+        return term
+
+    def _renew(self, term: Term, adopting: bool = False) -> bool:
+        sent = self._monotonic()
+        keys = self._store.keys
+        answer = self._store.run("renew", [keys.lease], [term.value, round(self.settings.lease_ttl * 1000)])
+        if answer[0] != 1:
+            if adopting:
+                return False
+            other = Term.read(answer[1]) if answer[1] else None
+            self._highest = max(self._highest, other.epoch if other else 0)
+            raise _Ended(f"the lease is held by {other.holder}" if other else "the lease is gone")
+        self._observe(answer[1:], sent)
+        self._trust(term, sent)
+        self._announce()
+        return True
+
+    def _release(self, term: Term) -> None:
+        keys = self._store.keys
+        try:
+            released = self._store.run("release", [keys.lease], [term.value, keys.wake])
+        except StoreError as exc:
+            logger.warning(
+                "Couldn't release the lease of epoch %d (%s); it expires by itself within %.0f s.",
+                term.epoch,
+                exc,
+                self.settings.lease_ttl,
+                extra={"action": "release_failed", "epoch": term.epoch},
+            )
+            return
+        if released:
+            logger.info(
+                "Handed over: released the lease of epoch %d.",
+                term.epoch,
+                extra={"action": "released", "epoch": term.epoch},
+            )
+
+    def _announce(self) -> None:
+        self._store.announce(self.holder, self.clock.now(), 3 * self.settings.lease_ttl)
+
+    def _withdraw(self) -> None:
+        try:
+            self._store.withdraw(self.holder)
+        except StoreError as exc:
+            logger.debug("Couldn't withdraw from the membership: %s", exc)
+
+    # -- small parts ---------------------------------------------------------------------------------------
+
+    def _trust(self, term: Term, sent: float) -> None:
+        self._held = _Held(term, sent + self.settings.lease_ttl - self.settings.margin)
+
+    def _observe(self, time: list[str], sent: float) -> None:
+        self.clock.observe(int(time[0]) + int(time[1]) / 1e6, sent, self._monotonic())
+
+    def _stalled(self) -> bool:
+        return self._monotonic() - self._progress > self.settings.stall_timeout
+
+    def _wait(self, seconds: float) -> str | None:
+        """Wait for an order; several that wait are one."""
+        if self._stopping:
+            return "stop"
+        try:
+            order = self._orders.get(timeout=max(seconds, 0.0))
+            while not self._orders.empty():
+                order = self._orders.get_nowait()
+        except queue.Empty:
+            return None
+        return order
+
+    def _note(self, value: str, remaining: int) -> None:
+        """Say once for whom this replica stands by."""
+        term = Term.read(value)
+        self._highest = max(self._highest, term.epoch)
+        if term.holder != self._standing_by_for:
+            self._standing_by_for = term.holder
+            if remaining < 0:
+                logger.warning(
+                    "Standing by for %s, but its lease doesn't expire, so this replica would wait for ever. "
+                    "If nobody of that name leads, delete the key %r.",
+                    term.holder,
+                    self._store.keys.lease,
+                    extra={"action": "standing_by", "epoch": term.epoch, "leader": term.holder},
+                )
+                return
+            logger.info(
+                "Standing by for %s, which leads under epoch %d; its lease has %.1f s left.",
+                term.holder,
+                term.epoch,
+                remaining / 1000,
+                extra={"action": "standing_by", "epoch": term.epoch, "leader": term.holder},
+            )
+
+    def _complain(self, kind: str, message: str, *args: object, level: int = logging.WARNING) -> None:
+        now = self._monotonic()
+        if now - self._complained.get(kind, -_COMPLAIN_EVERY) >= _COMPLAIN_EVERY:
+            self._complained[kind] = now
+            logger.log(level, message, *args, extra={"action": "election_trouble"})
+
+
+class _Listener:
+    """Waits for wake-ups, and is by its own subscription the sign that this process lives."""
+
+    def __init__(self, settings: Settings, clock: FleetClock, holder: str, wake: Callable[[], None]) -> None:
+        self._store = Store(settings)
+        self._clock = clock.clock
+        self._channel = self._store.keys.alive(holder)
+        self._wake = wake
+        self.subscribed = False
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="leaderbeat-listener", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def visible(self, store: Store) -> bool:
+        """Whether the server shows our subscription; without it nobody can tell that we live."""
+        return self.subscribed and (store.subscribers(self._channel) or 0) > 0
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopping:
+            subscription: Subscription | None = None
+            try:
+                subscription = self._store.subscribe(self._store.keys.wake, self._channel)
+                self.subscribed = True
+                failures = 0
+                # What was published while nobody listened is lost: look once.
+                self._wake()
+                while not self._stopping:
+                    if subscription.next(timeout=1.0) == self._store.keys.wake:
+                        self._wake()
+            except StoreError as exc:
+                failures += 1
+                logger.debug("No wake-ups for now: %s", exc)
+            except Exception:
+                failures += 1
+                logger.exception(
+                    "Waiting for wake-ups failed; trying again.", extra={"action": "listener_failed"}
+                )
+            finally:
+                self.subscribed = False
+                if subscription is not None:
+                    subscription.close()
+            if not self._stopping:
+                self._clock.sleep(_backoff(failures))
+        self._store.close()
+
+
+def _backoff(failures: int) -> float:
+    """Seconds to wait after so many failures in a row: doubling, with full jitter, at most a second."""
+    low, high = _BACKOFF
+    return random.uniform(low, min(high, low * 2**failures))

@@ -1,0 +1,160 @@
+"""Entries of the schedule, loaded one by one: a bad one is named and left out, the others run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from celery.schedules import BaseSchedule, crontab
+
+from celery_leaderbeat.errors import EntryError, PolicyError, ScheduleError
+from celery_leaderbeat.policy import Miss, Policy, Send, build_policy, decide
+from celery_leaderbeat.settings import Settings
+from celery_leaderbeat.timeline import fingerprint, next_slot, slots_between
+
+__all__ = ["POLICY_OPTION", "Plan", "check_entry", "load_plans"]
+
+logger = logging.getLogger(__name__)
+
+#: The key of an entry's `options` that holds its policy. Celery's own beat never looks at it.
+POLICY_OPTION = "leaderbeat"
+
+_ACCEPTED = ("task", "schedule", "args", "kwargs", "options", "relative")
+
+
+@dataclass
+class Plan:
+    """One entry with its schedule, its policy and where it stands while this replica leads.
+
+    `last` is the slot that was decided last, `next` the one after it (None: there is none any more), and
+    `returned` holds slots that were to be sent and are known to be unsent.
+    """
+
+    name: str
+    entry: Any
+    schedule: Any
+    fingerprint: str
+    policy: Policy
+    last: datetime | None = None
+    next: datetime | None = None
+    returned: list[datetime] = field(default_factory=list)
+
+    def start(self, last: datetime) -> None:
+        """Go on after the slot `last`."""
+        self.last = last
+        self.next = next_slot(self.schedule, last)
+        self.returned = []
+
+    def advance(self, slot: datetime) -> None:
+        """`slot` is decided."""
+        if slot in self.returned:
+            self.returned.remove(slot)
+        if self.last is None or slot > self.last:
+            self.last = slot
+            self.next = next_slot(self.schedule, slot)
+
+    def give_back(self, slot: datetime) -> None:
+        """`slot` is to be sent again."""
+        if slot not in self.returned:
+            self.returned.append(slot)
+            self.returned.sort()
+
+    def due(self, now: datetime) -> bool:
+        """Whether a slot is due at `now`."""
+        return bool(self.returned) or (self.next is not None and self.next <= now)
+
+    def decide(self, now: datetime, led_since: datetime) -> list[Send | Miss]:
+        """What becomes of the slots that are due at `now`, oldest first."""
+        assert self.last is not None
+        due: Iterable[datetime] = ()
+        if self.next is not None and self.next <= now:
+            due = slots_between(self.schedule, self.last, now)
+        return decide(self.policy, due, led_since=led_since, now=now, returned=tuple(self.returned))
+
+
+def check_entry(name: str, raw: Any, build: Callable[..., Any]) -> Any:
+    """Build Celery's entry from one item of `beat_schedule`.
+
+    Raises:
+        EntryError: names the entry, the key, what is wrong and what to write instead.
+    """
+    if hasattr(raw, "schedule") and hasattr(raw, "task"):
+        entry = raw
+    else:
+        if not isinstance(raw, Mapping):
+            raise EntryError(
+                f"Entry {name!r} is {raw!r}: it must be a dict with the keys 'task' and 'schedule'."
+            )
+        unknown = [key for key in raw if key not in _ACCEPTED]
+        if unknown:
+            raise EntryError(
+                f"Entry {name!r} has the unknown key {unknown[0]!r}; the keys are {', '.join(_ACCEPTED)}."
+            )
+        for key in ("task", "schedule"):
+            if not raw.get(key):
+                raise EntryError(f"Entry {name!r} has no {key!r}: {key!r} is {raw.get(key)!r}.")
+        schedule = raw["schedule"]
+        if isinstance(schedule, str):
+            raise EntryError(
+                f"Entry {name!r} has the schedule {schedule!r}, a string: write a number of seconds, a timedelta "
+                f"or a schedule such as crontab(minute=0)."
+            )
+        for key, kinds, form in (
+            ("args", (list, tuple), "a list or a tuple"),
+            ("kwargs", (Mapping,), "a dict"),
+            ("options", (Mapping,), "a dict"),
+        ):
+            value = raw.get(key)
+            if value is not None and not isinstance(value, kinds):
+                raise EntryError(f"Entry {name!r} has {key!r} {value!r}: it must be {form}.")
+        try:
+            entry = build(**dict(raw, name=name))
+        except Exception as exc:
+            raise EntryError(f"Entry {name!r} can't be used: {exc}.") from exc
+    if not isinstance(entry.task, str):
+        raise EntryError(f"Entry {name!r} has the task {entry.task!r}: write the task's name, a string.")
+    if not hasattr(entry.schedule, "is_due"):
+        raise EntryError(
+            f"Entry {name!r} has the schedule {entry.schedule!r}: write a number of seconds, a timedelta or a "
+            f"schedule such as crontab(minute=0)."
+        )
+    return entry
+
+
+def load_plans(
+    entries: Mapping[str, Any], settings: Settings, cron_deadline: float | None
+) -> dict[str, Plan]:
+    """Plans for all entries that can be planned; one ERROR for each that can't."""
+    plans = {}
+    for name, entry in entries.items():
+        try:
+            plans[name] = _plan(name, entry, settings, cron_deadline)
+        except EntryError as exc:
+            logger.error("%s The other entries run.", exc, extra={"action": "entry_refused", "entry": name})
+        except Exception as exc:
+            logger.exception(
+                "Entry %r can't be planned: %r. The other entries run.",
+                name,
+                exc,
+                extra={"action": "entry_refused", "entry": name},
+            )
+    return plans
+
+
+def _plan(name: str, entry: Any, settings: Settings, cron_deadline: float | None) -> Plan:
+    schedule = entry.schedule
+    own = (entry.options or {}).get(POLICY_OPTION)
+    if own is not None and not isinstance(own, Mapping):
+        raise PolicyError(f"Entry {name!r} has the {POLICY_OPTION!r} option {own!r}: it must be a dict.")
+    policy = build_policy(
+        name, own, settings.policy, cron_deadline if isinstance(schedule, crontab) else None
+    )
+    if not isinstance(schedule, BaseSchedule) and not hasattr(schedule, "remaining_estimate"):
+        raise ScheduleError(f"Entry {name!r} has the schedule {schedule!r}, which has no remaining_estimate.")
+    try:
+        return Plan(name, entry, schedule, fingerprint(schedule), policy)
+    except ScheduleError as exc:
+        raise ScheduleError(f"Entry {name!r}: {exc}") from exc

@@ -1,0 +1,149 @@
+"""The scheduler that `celery beat -S celery_leaderbeat.Scheduler` runs: Celery's, with its tick gated by the lease.
+
+Constructing it opens no connection and starts no thread, with `lazy=True` (the banner) or without; everything
+is started by the first `tick()`, in the process that ticks, and started anew after a fork.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from celery import beat
+
+from celery_leaderbeat.clock import Clock, FleetClock
+from celery_leaderbeat.dispatch import Dispatcher
+from celery_leaderbeat.election import Elector, new_holder
+from celery_leaderbeat.entries import Plan, check_entry, load_plans
+from celery_leaderbeat.errors import EntryError
+from celery_leaderbeat.settings import Settings
+
+__all__ = ["Scheduler"]
+
+logger = logging.getLogger(__name__)
+
+#: A standby waits at most this long in one tick (seconds): `celery inspect ping` watches the ticks.
+_STANDBY_TICK = 1.0
+#: `close()` takes about this long at most, in seconds: half for messages on their way, half for the lease.
+_CLOSE_WITHIN = 0.9
+
+
+class _Running:
+    """What one process has started: the clock, the elector and the dispatcher."""
+
+    def __init__(self, app: Any, settings: Settings, plans: Mapping[str, Plan], clock: Clock) -> None:
+        self.pid = os.getpid()
+        fleet = FleetClock(clock, settings.clock)
+        self.elector = Elector(settings, fleet, new_holder(), {"fingerprint": _schedule_fingerprint(plans)})
+        self.dispatcher = Dispatcher(app, settings, fleet, self.elector, lambda: plans)
+        self.elector.start()
+
+
+class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
+    """A drop-in for Celery's scheduler of which any number may run; exactly one of them sends.
+
+    Takes the arguments of `celery.beat.Scheduler`; `schedule_filename` is accepted and ignored: beat writes no
+    file.
+
+    Raises:
+        SettingsError: a `leaderbeat_*` setting, or a mix of them, can't work.
+    """
+
+    def __init__(self, app: Any, *args: Any, clock: Clock | None = None, **kwargs: Any) -> None:
+        self._settings = Settings.from_app(app)
+        self._clock = clock or Clock()
+        self._running: _Running | None = None
+        self._closed = False
+        self._close_depth = 0
+        super().__init__(app, *args, **kwargs)
+
+    # -- the schedule --------------------------------------------------------------------------------------
+
+    def setup_schedule(self) -> None:
+        """Load `beat_schedule`, with what was added by signals, and Celery's own default entries."""
+        self.app.finalize()
+        configured = self.app.conf.beat_schedule
+        self.update_from_dict(configured)
+        self.install_default_entries(configured)
+
+    def update_from_dict(self, dict_: Mapping[str, Any]) -> None:
+        """Add or replace entries; a bad one is named in one ERROR and left out."""
+        for name, raw in dict_.items():
+            try:
+                self.schedule[name] = check_entry(name, raw, self._build_entry)
+            except EntryError as exc:
+                logger.error(
+                    "%s The other entries run.", exc, extra={"action": "entry_refused", "entry": name}
+                )
+
+    def _build_entry(self, **fields: Any) -> Any:
+        return self.Entry(**fields, app=self.app)
+
+    @property
+    def info(self) -> str:
+        """Our part of beat's banner."""
+        return self._settings.banner()
+
+    # -- the tick ------------------------------------------------------------------------------------------
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        """Send what is due if this replica leads, or wait (a second at most) until it does.
+
+        Returns:
+            Seconds until the next tick has something to do, at most one.
+        """
+        if self._closed:
+            return _STANDBY_TICK
+        running = self._running
+        if running is None or running.pid != os.getpid():
+            running = self._running = self._start()
+        running.elector.progress()
+        term = running.elector.wait(_STANDBY_TICK)
+        if term is None:
+            running.dispatcher.idle()
+            return 0.0
+        return running.dispatcher.tick(term)
+
+    def _start(self) -> _Running:
+        plans = load_plans(self.schedule, self._settings, self.app.conf.beat_cron_starting_deadline)
+        return _Running(self.app, self._settings, plans, self._clock)
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give back what isn't sent, release the lease, and stop. Never raises; may be called again.
+
+        Celery calls this from a signal handler, in the middle of whatever the main thread was doing, and once
+        more on the way out. A second signal during the first call abandons that call, and the last one
+        completes it.
+        """
+        if self._closed or self._close_depth:
+            return
+        self._close_depth += 1
+        try:
+            running = self._running
+            if running is not None and running.pid == os.getpid():
+                running.dispatcher.close(_CLOSE_WITHIN / 2)
+                if not running.elector.stop(_CLOSE_WITHIN / 2):
+                    logger.warning(
+                        "The lease could not be released in time; if this replica led, it expires within %.0f s.",
+                        self._settings.lease_ttl,
+                        extra={"action": "release_failed"},
+                    )
+            self._closed = True
+        except Exception:
+            logger.exception("Stopping met an error; what is left open, the next leader decides.")
+            self._closed = True
+        finally:
+            self._close_depth -= 1
+
+
+def _schedule_fingerprint(plans: Mapping[str, Plan]) -> str:
+    """One short text for the whole schedule, so that two replicas can tell whether theirs differ."""
+    digest = hashlib.sha256()
+    for name in sorted(plans):
+        digest.update(f"{name}\0{plans[name].fingerprint}\0".encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,103 @@
+-- Decides whether a worker may run the message that it holds, and records the run.
+--
+-- A slot starts once at a time and never again after it has ended. What belongs to the run that holds the
+-- record goes on: its retry (the message names that run), and the redelivery of its message once the run's
+-- lease is over, which means that its worker died.
+-- The modes 'current' and 'observed' are asked when a slot starts, not again for the runs that follow.
+--
+-- KEYS  1 the slot's record
+--       2 epoch: the latest epoch
+--       3 observed: hash of task -> newest epoch that this task has seen
+--       4 counts
+-- ARGV  1 run: identity of this run, new for each call of the body
+--       2 epoch of the message
+--       3 attempt of the message
+--       4 after: the run whose retry this message is, '' for the message that the leader sent
+--       5 fencing mode: slot, current or observed
+--       6 '1' if the broker may have delivered this message before, to a worker that didn't acknowledge it
+--       7 run lease in ms
+--       8 ttl of a record that isn't there yet, in ms
+--       9 worker
+--      10 tick key
+--      11 entry
+--      12 slot in µs
+--      13 task
+--      14 task id
+-- Returns  {'run'}
+--          {'refuse', reason, epoch of the record}
+--          {'put_off', ms until the lease of the run that holds the record is over}
+
+local run, epoch, attempt, after = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local mode, redelivered = ARGV[5], ARGV[6] == '1'
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local record = redis.call('HMGET', KEYS[1], 'state', 'epoch', 'attempt', 'run', 'after', 'run_until', 'ttl')
+local state, holder, holder_after = record[1], record[4], record[5] or ''
+local begun = holder and true or false
+
+local function refuse(reason)
+  redis.call('HINCRBY', KEYS[4], 'refused', 1)
+  return {'refuse', reason, record[2] or ''}
+end
+
+if state then
+  if epoch < tonumber(record[2]) then
+    return refuse('a newer epoch claimed the slot')
+  elseif attempt < tonumber(record[3] or '1') then
+    return refuse('a newer attempt of the slot was sent')
+  elseif state == 'refused' then
+    return refuse('the slot was refused before')
+  end
+end
+
+if begun and holder ~= run and not (after ~= '' and after == holder) then
+  if after ~= holder_after then
+    return refuse('the run that this message belongs to no longer holds the slot')
+  elseif state == 'running' then
+    local left = tonumber(record[6]) - now
+    if not redelivered then
+      return refuse(left > 0 and 'the slot is running elsewhere' or 'the slot was begun by a worker that died')
+    elseif left > 0 then
+      return {'put_off', left}
+    end
+  elseif state == 'retrying' then
+    return refuse('the slot waits for its retry')
+  else
+    return refuse('the slot is ' .. state)
+  end
+end
+
+if not begun then
+  local reason
+  if mode == 'current' then
+    local leads = tonumber(redis.call('GET', KEYS[2]) or '0')
+    if epoch < leads then
+      reason = 'epoch ' .. string.format('%d', leads) .. ' leads now'
+    end
+  elseif mode == 'observed' then
+    local seen = tonumber(redis.call('HGET', KEYS[3], ARGV[13]) or '0')
+    if epoch < seen then
+      reason = 'the task has seen epoch ' .. string.format('%d', seen)
+    elseif epoch > seen then
+      redis.call('HSET', KEYS[3], ARGV[13], ARGV[2])
+    end
+  end
+  if reason then
+    if state then
+      redis.call('HSET', KEYS[1], 'state', 'refused', 'reason', reason)
+    end
+    return refuse(reason)
+  end
+end
+
+local ttl = math.max(tonumber(record[7] or ARGV[8]), 2 * tonumber(ARGV[7]))
+redis.call('HSET', KEYS[1], 'state', 'running', 'run', run, 'after', after, 'epoch', ARGV[2],
+  'attempt', ARGV[3], 'worker', ARGV[9], 'key', ARGV[10], 'entry', ARGV[11], 'slot', ARGV[12],
+  'task', ARGV[13], 'task_id', ARGV[14], 'started_at', string.format('%d', now),
+  'run_until', string.format('%d', now + tonumber(ARGV[7])), 'ttl', string.format('%d', ttl))
+redis.call('HDEL', KEYS[1], 'reason', 'finished_at')
+redis.call('PEXPIRE', KEYS[1], ttl)
+if not begun then
+  redis.call('HINCRBY', KEYS[4], 'started', 1)
+end
+return {'run'}

@@ -1,0 +1,14 @@
+-- Decides whether a term ends here: the lease is deleted only while it holds this very term's value, and
+-- the standbys are woken in the same step.
+--
+-- KEYS  1 lease
+-- ARGV  1 lease value of the term
+--       2 channel on which standbys wait
+-- Returns  1 released, 0 the lease was not ours
+
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return 0
+end
+redis.call('DEL', KEYS[1])
+redis.call('PUBLISH', ARGV[2], 'released')
+return 1

@@ -1,0 +1,15 @@
+-- Decides whether a term goes on: the lease is extended only while it holds this very term's value.
+--
+-- KEYS  1 lease
+-- ARGV  1 lease value of the term (holder and epoch are part of it)
+--       2 lease TTL in ms
+-- Returns  {1, seconds, microseconds}   extended; the server's time
+--          {0, lease value}             not ours: the value that stands there, '' for none
+
+local held = redis.call('GET', KEYS[1])
+if held ~= ARGV[1] then
+  return {0, held or ''}
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+local now = redis.call('TIME')
+return {1, now[1], now[2]}

@@ -1,0 +1,192 @@
+"""The settings of beat and of the workers, read from `app.conf` and validated here and nowhere else.
+
+Everything that can be refused is refused when a process starts: a value of the wrong type, a mix of
+timings in which a lease would lapse under its own leader, an option that the driver doesn't have. Names
+that look like ours and aren't read are only warned about, since one configuration may serve two versions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from celery_leaderbeat._conf import Source, stray_settings
+from celery_leaderbeat._redis_conf import find_redis, redis_options
+from celery_leaderbeat.errors import SettingsError
+from celery_leaderbeat.policy import validate_defaults
+from celery_leaderbeat.redis_url import RedisTarget
+
+__all__ = ["NOT_YET", "Settings", "unknown_settings"]
+
+logger = logging.getLogger(__name__)
+
+#: Names that are reserved for features of a later version; setting them is warned about.
+NOT_YET = ("dispatch_threads", "events", "http", "min_replicas", "release")
+
+_NAMES = (
+    "clock",
+    "fast_failover",
+    "key_prefix",
+    "lease_ttl",
+    "policy",
+    "publish_timeout",
+    "redis_options",
+    "redis_url",
+    "renew_interval",
+    "slot_retention",
+    "stall_timeout",
+)
+
+#: Shortest lease, in seconds: below it, ordinary pauses of a process would end its leadership.
+_SHORTEST_LEASE = 1.0
+#: Shortest retention, in seconds: below it, a slot's record could go before its message was looked at.
+_SHORTEST_RETENTION = 60.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an app has set, complete with defaults. All durations are in seconds.
+
+    Attributes:
+        redis_url: URL of the server that holds the lease and the ledger. Holds the password.
+        redis: the same, taken apart.
+        redis_options: more arguments for the driver's connections; they win over options in the URL.
+        key_prefix: what all keys share; also their hash tag.
+        app_identity: whose keys they are, to notice another app under the same prefix.
+        lease_ttl: how long a lease lasts unless it is renewed.
+        renew_interval: time from one renewal to the next.
+        fast_failover: take over from a leader whose subscription is gone, before its lease lapses.
+        stall_timeout: a tick loop that takes longer than this is no longer renewed.
+        publish_timeout: longest that one publish may take.
+        policy: the defaults for the policies of all entries.
+        slot_retention: how long the record of a slot is kept at least.
+        clock: `"redis"` or `"local"`: whose time decides when a slot is due.
+        origins: name -> where the value came from: `"default"`, the setting as it was spelled, or
+            `"broker_url"`, `"broker_write_url"`, `"result_backend"`.
+    """
+
+    redis_url: str = field(repr=False)
+    redis: RedisTarget
+    redis_options: Mapping[str, Any] = field(repr=False)
+    key_prefix: str
+    app_identity: str
+    lease_ttl: float
+    renew_interval: float
+    fast_failover: bool
+    stall_timeout: float
+    publish_timeout: float
+    policy: Mapping[str, Any]
+    slot_retention: float
+    clock: str
+    origins: Mapping[str, str] = field(repr=False)
+
+    @property
+    def margin(self) -> float:
+        """Seconds by which a leader's trust in its lease ends before the lease can."""
+        return self.lease_ttl / 10
+
+    @classmethod
+    def from_app(cls, app: Any) -> Settings:
+        """Read and validate the settings of `app`. Opens no connection.
+
+        Names that aren't read are logged as warnings.
+
+        Raises:
+            SettingsError: a value, or a mix of values, can't work. The message names the settings, their
+                values and the rule, and never holds a password.
+            PolicyError: `leaderbeat_policy` has an unknown key or an impossible value.
+        """
+        for message in unknown_settings(app):
+            logger.warning("%s", message, extra={"action": "unknown_setting"})
+        source = Source(app)
+        redis_url, target = find_redis(source)
+        lease_ttl = source.seconds("lease_ttl", 15.0)
+        policy = source.mapping("policy")
+        validate_defaults(policy)
+        settings = cls(
+            redis_url=redis_url,
+            redis=target,
+            redis_options=MappingProxyType(redis_options(source, target)),
+            key_prefix=_key_prefix(source),
+            app_identity=_identity(app),
+            lease_ttl=lease_ttl,
+            renew_interval=source.seconds("renew_interval", lease_ttl / 3),
+            fast_failover=source.flag("fast_failover", True),
+            stall_timeout=source.seconds("stall_timeout", lease_ttl),
+            publish_timeout=source.seconds("publish_timeout", min(5.0, lease_ttl / 3)),
+            policy=MappingProxyType(dict(policy)),
+            slot_retention=source.seconds("slot_retention", 3600.0),
+            clock=source.choice("clock", ("redis", "local"), "redis"),
+            origins=MappingProxyType(source.origins),
+        )
+        _check_timings(settings, source)
+        return settings
+
+    def banner(self) -> str:
+        """Lines for the banner of `celery beat`: the effective values, and where they came from."""
+
+        def cited(name: str) -> str:
+            return f"{getattr(self, name):g}s ({self.origins[name]})"
+
+        failover = f"{'fast' if self.fast_failover else 'by expiry'} ({self.origins['fast_failover']})"
+        options = f", options {', '.join(sorted(self.redis_options))}" if self.redis_options else ""
+        lines = {
+            "redis": f"{self.redis.display} ({self.origins['redis_url']}){options}",
+            "key prefix": f"{self.key_prefix} ({self.origins['key_prefix']})",
+            "lease ttl": f"{cited('lease_ttl')}, renewed every {cited('renew_interval')}",
+            "failover": failover,
+            "publish timeout": f"{cited('publish_timeout')}, stall timeout {cited('stall_timeout')}",
+            "slot retention": cited("slot_retention"),
+            "clock": f"{self.clock} ({self.origins['clock']})",
+        }
+        return "\n".join(f"    . leaderbeat {label} -> {value}" for label, value in lines.items())
+
+
+def unknown_settings(app: Any) -> list[str]:
+    """One message for each configured name that looks like a setting of ours and has no effect."""
+    return stray_settings(app, _NAMES, NOT_YET)
+
+
+def _identity(app: Any) -> str:
+    return str(app.main or "celery")
+
+
+def _key_prefix(source: Source) -> str:
+    value = source.raw("key_prefix")
+    if value is None:
+        # Escaped so that two apps never share a prefix; the braces are those of a hash tag.
+        identity = _identity(source.app).replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
+        return f"leaderbeat:{identity}"
+    if not isinstance(value, str) or not value or value != value.strip() or not value.isprintable():
+        raise source.refused("key_prefix", value, "it must be a text, not empty, of printable characters")
+    if "{" in value or "}" in value:
+        raise source.refused("key_prefix", value, "it can't have braces, as it is itself the keys' hash tag")
+    return value
+
+
+def _check_timings(settings: Settings, source: Source) -> None:
+    def cite(name: str) -> str:
+        return source.cite(name, getattr(settings, name))
+
+    if settings.lease_ttl < _SHORTEST_LEASE:
+        raise SettingsError(f"{cite('lease_ttl')} must be at least {_SHORTEST_LEASE:g} s.")
+    if settings.renew_interval > settings.lease_ttl - settings.margin:
+        raise SettingsError(
+            f"{cite('renew_interval')} must be shorter than {cite('lease_ttl')} by the margin of a tenth, so "
+            f"at most {settings.lease_ttl - settings.margin:g} s; a third is usual."
+        )
+    if settings.publish_timeout >= settings.lease_ttl:
+        raise SettingsError(
+            f"{cite('publish_timeout')} must be shorter than {cite('lease_ttl')}: a publish has to end while "
+            "the lease still holds."
+        )
+    if settings.stall_timeout <= settings.publish_timeout:
+        raise SettingsError(
+            f"{cite('stall_timeout')} must be longer than {cite('publish_timeout')}: else a slow publish looks "
+            "like a loop that hangs."
+        )
+    if settings.slot_retention < _SHORTEST_RETENTION:
+        raise SettingsError(f"{cite('slot_retention')} must be at least {_SHORTEST_RETENTION:g} s.")
