@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from celery_leaderbeat._url_options import nearest
 from celery_leaderbeat.errors import SettingsError
 from celery_leaderbeat.redis_url import sanitize
 
@@ -162,40 +161,39 @@ def stray_settings(app: Any, known: Collection[str], later: Collection[str]) -> 
     """
     messages: dict[str, None] = {}
     namespace = (_namespace(app) or "celery_").lower()
-    canonical = {_ROOT + name: name for name in (*known, *later)}
     for mapping in app.conf.finalize().maps:
         for key in _names(mapping):
-            name = key.lower().removeprefix(namespace)
-            if not _looks_like_ours(name):
+            message = _about(app, key, key.lower().removeprefix(namespace), known, later)
+            if message is None:
                 continue
             value = _lookup(mapping, key)
-            if value is _MISSING or callable(value) or isinstance(value, ModuleType):
-                continue
-            short = canonical.get(name)
-            if short is not None and key in _spellings(app, short):
-                if short in later:
-                    messages[f"{key} isn't supported in this version and has no effect."] = None
-            elif short is not None:
-                messages[f"{key} isn't read in this spelling; write {_spellings(app, short)[0]}."] = None
-            else:
-                messages[f"{key} isn't a setting of leaderbeat; {_suggestion(app, name, known)}"] = None
+            # A module's imports and a class's methods are among its names.
+            if value is not _MISSING and not callable(value) and not isinstance(value, ModuleType):
+                messages[message] = None
     return list(messages)
 
 
-def _looks_like_ours(name: str) -> bool:
+def _about(app: Any, key: str, name: str, known: Collection[str], later: Collection[str]) -> str | None:
+    short = name.removeprefix(_ROOT)
     if name.startswith(_ROOT):
-        return True
+        if short in known or short in later:
+            if key not in _spellings(app, short):
+                return f"{key} isn't read in this spelling; write {_spellings(app, short)[0]}."
+            return f"{key} isn't supported in this version and has no effect." if short in later else None
+        # The common prefix would make every name look near.
+        close = difflib.get_close_matches(short, known, n=1)
+    else:
+        close = [found.removeprefix(_ROOT) for found in _misspelled_root(name, known)]
+        if not close:
+            return None
+    if close:
+        return f"{key} isn't a setting of leaderbeat; did you mean {_spellings(app, close[0])[0]}?"
+    return f"{key} isn't a setting of leaderbeat; known are {', '.join(sorted(_ROOT + n for n in known))}."
+
+
+def _misspelled_root(name: str, known: Collection[str]) -> list[str]:
     # One wrong, missing or swapped letter in `leaderbeat` itself, or an underscore too many.
     head = name.replace("_", "")[: len(_ROOT) - 1]
-    return "_" in name and difflib.SequenceMatcher(None, head, _ROOT[:-1], autojunk=False).ratio() >= 0.9
-
-
-def _suggestion(app: Any, name: str, known: Collection[str]) -> str:
-    # Without its first word if that is ours, since the word would make every name look near.
-    short = name.removeprefix(_ROOT)
-    close = difflib.get_close_matches(short, known, n=1) or difflib.get_close_matches(
-        name, [_ROOT + other for other in known], n=1, cutoff=0.8
-    )
-    if close:
-        return f"did you mean {_spellings(app, close[0].removeprefix(_ROOT))[0]}?"
-    return nearest("", sorted(_ROOT + other for other in known)) + "."
+    if difflib.SequenceMatcher(None, head, _ROOT[:-1], autojunk=False).ratio() < 0.9:
+        return []
+    return difflib.get_close_matches(name, [_ROOT + other for other in known], n=1, cutoff=0.8)

@@ -69,6 +69,7 @@ def find_redis(source: Source) -> tuple[str, RedisTarget]:
     url = source.raw("redis_url")
     if url is not None:
         target = parse_redis_url(url, source.spelling("redis_url"))
+        _check_driver(target, source.spelling("redis_url"))
         return url.strip(), target
     conf = source.app.conf
     broker, backend = conf.broker_write_url, conf.result_backend
@@ -90,7 +91,9 @@ def find_redis(source: Source) -> tuple[str, RedisTarget]:
                 "leaderbeat_redis_options = {'credential_provider': <the provider>}."
             )
         given = {key: value for key, value in fallback.items() if isinstance(value, (str, int)) and value}
-        return text.strip(), parse_redis_url(text, setting, fallback=given, tls=tls)
+        target = parse_redis_url(text, setting, fallback=given, tls=tls)
+        _check_driver(target, setting)
+        return text.strip(), target
     raise SettingsError(
         f"No Redis for the lease: leaderbeat_redis_url isn't set, broker_url is {_scheme(broker)} and "
         f"result_backend is {_scheme(backend)}. Set leaderbeat_redis_url = 'redis://host:6379/0'."
@@ -152,6 +155,15 @@ def redis_options(source: Source, target: RedisTarget) -> dict[str, Any]:
     if options.get("ssl_cert_reqs") == "none":
         options["ssl_check_hostname"] = False
     return options
+
+
+def _check_driver(target: RedisTarget, setting: str) -> None:
+    # What a URL may hold is the same under every release of the driver; what the driver takes isn't.
+    for name in sorted(target.kwargs.keys() - _IN_URL - _accepted_options(target) - {"username", "password"}):
+        raise SettingsError(
+            f"{setting} ({target.display}): the installed redis-py {redis.__version__} has no option {name}; "
+            "remove it, or upgrade redis-py."
+        )
 
 
 def _accepted_options(target: RedisTarget) -> frozenset[str]:

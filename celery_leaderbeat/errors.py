@@ -26,7 +26,7 @@ class LeaderbeatError(Exception):
     """The root of all errors of this package."""
 
 
-class SettingsError(LeaderbeatError, ImproperlyConfigured):
+class SettingsError(LeaderbeatError, ImproperlyConfigured):  # type: ignore[misc]  # Celery has no types
     """A setting, or a mix of settings, that can't work. Raised when beat or a worker starts."""
 
 

@@ -157,7 +157,10 @@ class Publisher:
 
     @property
     def usable(self) -> bool:
-        return not self._abandoned and self._thread.is_alive()
+        return self._wanted() and self._thread.is_alive()
+
+    def _wanted(self) -> bool:
+        return not self._abandoned
 
     def abandon(self) -> None:
         """Publish nothing more. The thread ends by itself, when what it waits for comes back."""
@@ -167,14 +170,14 @@ class Publisher:
     # -- the thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._abandoned:
+        while self._wanted():
             job = self._inbox.get()
             if job is None:
                 break
             for message in job.messages:
                 if not message.take():
                     continue
-                if self._abandoned or not job.allowed():
+                if not (self._wanted() and job.allowed()):
                     outcome = Outcome("unsent", "this replica no longer leads")
                 else:
                     outcome = self._publish(message)

@@ -1,0 +1,1 @@
+"""Invoices, one for each account and slot."""

@@ -1,0 +1,70 @@
+"""Writes that a superseded leader's work can't make.
+
+A task that was told to stop may not hear it: it can be frozen, or cut off, between any check and its next
+write. Only the database can tell then. So each guarded row carries the epoch of its latest write, and a write
+under an older one finds no row to change.
+
+The comparison is part of the UPDATE. A check in Python before the write would leave a moment in which the newer
+leader's write can fall; the row lock of one statement leaves none, on SQLite as on PostgreSQL and MySQL.
+
+Guard a row that belongs to the slot, as an invoice does. A row that all slots share would also turn away an older
+leader's rightful message that has waited in the queue, once a newer leader's message has written the row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models, transaction
+
+__all__ = ["StaleWrite", "fenced_update"]
+
+
+class StaleWrite(Exception):
+    """Raised by `fenced_update` for a row that already carries a newer epoch.
+
+    Attributes:
+        row: the row, as text.
+        row_epoch: the epoch that the row carries.
+        epoch: the older epoch of the write that was refused.
+    """
+
+    def __init__(self, row: str, row_epoch: int, epoch: int) -> None:
+        super().__init__(row, row_epoch, epoch)
+        self.row = row
+        self.row_epoch = row_epoch
+        self.epoch = epoch
+
+    def __str__(self) -> str:
+        return (
+            f"{self.row} carries epoch {self.row_epoch}; the write under epoch {self.epoch} comes from a "
+            f"superseded leader and was refused."
+        )
+
+
+def fenced_update(queryset: models.QuerySet[Any], epoch: int, **values: Any) -> int:
+    """Set `values` and `fence_epoch` on the rows of `queryset`, unless a newer epoch has written one of them.
+
+    All rows or none: the refusal of one undoes the others. Writing again under the same epoch is let
+    through, for a retry has to be able to finish.
+
+    Parameters:
+        queryset: rows of a model with an integer field `fence_epoch`.
+        epoch: the epoch that the work was sent under, `self.tick.epoch` in a FencedTask.
+        values: what to set, as for `QuerySet.update`.
+
+    Returns:
+        How many rows were changed; 0 means that `queryset` is empty.
+
+    Raises:
+        StaleWrite: a row carries a newer epoch than `epoch`.
+    """
+    # Under MySQL's default isolation a plain SELECT shows a snapshot that may be older than what the UPDATE
+    # met; a locking one shows the rows as they are. It also goes where writes go, if reads are routed elsewhere.
+    rows = queryset.select_for_update()
+    with transaction.atomic(using=rows.db):
+        changed = rows.filter(fence_epoch__lte=epoch).update(**{**values, "fence_epoch": epoch})
+        newer = rows.filter(fence_epoch__gt=epoch).order_by("pk").first()
+        if newer is not None:
+            raise StaleWrite(str(newer), newer.fence_epoch, epoch)
+    return changed

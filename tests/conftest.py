@@ -1,0 +1,110 @@
+"""Fixtures for all tests: servers, and what they are. `tests/unit` asks for none of them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.support.process import running, stop_all
+from tests.support.servers import KINDS, REDIS_KINDS, RabbitServer, RedisServer, find, require
+
+
+def pytest_report_header() -> list[str]:
+    """Say what the tests run against."""
+    packages = ("celery", "kombu", "redis", "pytest-celery")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+    servers = ", ".join(str(find(kind)) for kind in KINDS)
+    return [f"python {platform.python_version()}, {versions}", f"servers: {servers}"]
+
+
+_marks: dict[str, int] = {}
+
+
+def pytest_runtest_logstart() -> None:
+    """Note how far the logs of the session's servers are, so that a report shows this test's part."""
+    _marks.clear()
+    _marks.update((process.id, process.mark()) for process in running())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[pytest.TestReport]:
+    """Add the processes' logs to the report of a failed test."""
+    report = yield
+    if report.failed:
+        for process in running():
+            tail = process.tail(60, since=_marks.get(process.id, 0))
+            report.sections.append((f"{process.name} (pid {process.pid}, {process.status})", tail))
+    return report
+
+
+def pytest_unconfigure() -> None:
+    """Leave no process behind."""
+    stop_all()
+
+
+# Servers for the whole session
+
+
+@pytest.fixture(scope="session")
+def redis_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], RedisServer]]:
+    """A function that returns the session's server of a kind (`valkey`, `redis`, `redis62`)."""
+    started: dict[str, RedisServer] = {}
+
+    def get(name: str) -> RedisServer:
+        kind = require(name)
+        if name not in started:
+            started[name] = RedisServer(kind, tmp_path_factory.mktemp(name), name=name)
+            started[name].start()
+        return started[name]
+
+    yield get
+    for server in started.values():
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]:
+    """The session's RabbitMQ. Take a `vhost()` of it for each test."""
+    server = RabbitServer(require("rabbitmq"), tmp_path_factory.mktemp("rabbitmq"))
+    server.start()
+    yield server
+    server.stop()
+
+
+# A server for one test
+
+
+@pytest.fixture(params=REDIS_KINDS)
+def redis_server(request: pytest.FixtureRequest, redis_servers: Callable[[str], RedisServer]) -> RedisServer:
+    """The session's server of each kind in turn, empty. A test that breaks its server takes `start_redis`."""
+    server = redis_servers(request.param)
+    server.flush()
+    return server
+
+
+@pytest.fixture
+def redis_client(redis_server: RedisServer) -> redis.Redis:
+    """A client of `redis_server`'s database 0 that decodes answers."""
+    return redis_server.client()
+
+
+@pytest.fixture
+def start_redis(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
+    """A function that starts a server of the test's own: `start_redis("valkey", "--maxmemory", "5mb")`."""
+    started: list[RedisServer] = []
+
+    def start(name: str = "valkey", *args: str, wait: bool = True, port: int | None = None) -> RedisServer:
+        directory = tmp_path / f"{name}{len(started)}"
+        server = RedisServer(require(name), directory, *args, name=directory.name, port=port)
+        started.append(server)
+        server.start(wait=wait)
+        return server
+
+    yield start
+    for server in started:
+        server.stop()

@@ -1,0 +1,1 @@
+"""Real processes for the tests: servers, beats, workers, and the network between them."""

@@ -1,0 +1,728 @@
+"""The settings are found in every spelling, validated at start, and never show a password."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import ssl
+import subprocess
+import sys
+import types
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from django.conf import LazySettings
+
+from celery_leaderbeat.errors import PolicyError, SettingsError
+from celery_leaderbeat.settings import NOT_YET, Settings, unknown_settings
+
+BROKER = "redis://broker:6379/0"
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("CELERY", "LEADERBEAT", "DJANGO_SETTINGS")):
+            monkeypatch.delenv(name)
+
+
+def make_app(main: str | None = "proj", **conf: Any) -> Celery:
+    app = Celery(main, set_as_current=False)
+    app.conf.update({"broker_url": BROKER, **conf})
+    return app
+
+
+def settings(main: str | None = "proj", **conf: Any) -> Settings:
+    return Settings.from_app(make_app(main, **conf))
+
+
+def refusal(**conf: Any) -> str:
+    with pytest.raises(SettingsError) as caught:
+        settings(**conf)
+    assert caught.value.__context__ is None
+    return str(caught.value)
+
+
+def module(**names: Any) -> types.ModuleType:
+    made = types.ModuleType("configuration")
+    vars(made).update(names)
+    return made
+
+
+def test_the_defaults() -> None:
+    made = settings()
+    assert made.redis_url == BROKER
+    assert made.redis.kwargs == {"host": "broker", "port": 6379, "db": 0}
+    assert made.redis_options == {}
+    assert made.key_prefix == "leaderbeat:proj"
+    assert made.app_identity == "proj"
+    assert (made.lease_ttl, made.renew_interval, made.stall_timeout, made.publish_timeout) == (15, 5, 15, 5)
+    assert made.margin == 1.5
+    assert made.fast_failover is True
+    assert made.policy == {}
+    assert made.slot_retention == 3600
+    assert made.clock == "redis"
+    origins = dict(made.origins)
+    assert origins.pop("redis_url") == "broker_url"
+    assert set(origins.values()) == {"default"}
+
+
+def test_settings_cant_be_changed() -> None:
+    made = settings()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.lease_ttl = 1.0  # type: ignore[misc]
+    for mapping in (made.origins, made.policy, made.redis_options):
+        with pytest.raises(TypeError):
+            mapping["x"] = 1  # type: ignore[index]
+
+
+def test_a_short_lease_shortens_what_depends_on_it() -> None:
+    made = settings(leaderbeat_lease_ttl=3)
+    assert (made.renew_interval, made.stall_timeout, made.publish_timeout) == (1, 3, 1)
+    assert made.margin == pytest.approx(0.3)
+    assert settings(leaderbeat_lease_ttl=60).publish_timeout == 5
+
+
+# Spellings
+
+
+class Config:
+    """An object as a configuration, with a member that can't be read."""
+
+    broker_url = BROKER
+    CELERY_LEADERBEAT_LEASE_TTL = 9
+
+    @property
+    def leaderbeat_policy(self) -> Any:
+        raise AttributeError("not here")
+
+    def leaderbeat_helper(self) -> None:
+        """A method isn't a setting."""
+
+
+def django(**names: Any) -> LazySettings:
+    made = LazySettings()
+    made.configure(**names)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("source", "namespace", "origin"),
+    [
+        (
+            module(CELERY_BROKER_URL=BROKER, CELERY_LEADERBEAT_LEASE_TTL=9),
+            "CELERY",
+            "CELERY_LEADERBEAT_LEASE_TTL",
+        ),
+        (
+            module(CELERY_BROKER_URL=BROKER, CELERY_LEADERBEAT_LEASE_TTL=9),
+            "CELERY_",
+            "CELERY_LEADERBEAT_LEASE_TTL",
+        ),
+        (module(CELERY_BROKER_URL=BROKER, LEADERBEAT_LEASE_TTL=9), "CELERY", "LEADERBEAT_LEASE_TTL"),
+        (module(PROJ_BROKER_URL=BROKER, PROJ_LEADERBEAT_LEASE_TTL=9), "PROJ", "PROJ_LEADERBEAT_LEASE_TTL"),
+        (module(proj_broker_url=BROKER, proj_leaderbeat_lease_ttl=9), "proj", "proj_leaderbeat_lease_ttl"),
+        (
+            django(CELERY_BROKER_URL=BROKER, CELERY_LEADERBEAT_LEASE_TTL=9),
+            "CELERY",
+            "CELERY_LEADERBEAT_LEASE_TTL",
+        ),
+        (module(broker_url=BROKER, leaderbeat_lease_ttl=9), None, "leaderbeat_lease_ttl"),
+        (module(broker_url=BROKER, LEADERBEAT_LEASE_TTL=9), None, "LEADERBEAT_LEASE_TTL"),
+        (module(BROKER_URL=BROKER, LEADERBEAT_LEASE_TTL=9), None, "LEADERBEAT_LEASE_TTL"),
+        (module(broker_url=BROKER, CELERY_LEADERBEAT_LEASE_TTL=9), None, "CELERY_LEADERBEAT_LEASE_TTL"),
+        ({"broker_url": BROKER, "leaderbeat_lease_ttl": 9, 5: "not a name"}, None, "leaderbeat_lease_ttl"),
+        (type("Plain", (), {"broker_url": BROKER, "LEADERBEAT_LEASE_TTL": 9}), None, "LEADERBEAT_LEASE_TTL"),
+        (Config(), None, "CELERY_LEADERBEAT_LEASE_TTL"),
+    ],
+)
+def test_a_configuration_object_may_spell_a_setting_as_celery_does(
+    source: Any, namespace: str | None, origin: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Celery("proj", set_as_current=False)
+    app.config_from_object(source, namespace=namespace)
+    made = Settings.from_app(app)
+    assert made.lease_ttl == 9
+    assert made.origins["lease_ttl"] == origin
+    assert not caplog.records
+
+
+def test_the_app_may_be_given_a_setting_directly() -> None:
+    by_keyword = Celery("proj", set_as_current=False, broker=BROKER, leaderbeat_lease_ttl=9)
+    by_changes = Celery(
+        "proj", set_as_current=False, changes={"broker_url": BROKER, "LEADERBEAT_LEASE_TTL": 9}
+    )
+    by_attribute = make_app()
+    by_attribute.conf.leaderbeat_lease_ttl = 9
+    by_item = make_app()
+    by_item.conf["LEADERBEAT_LEASE_TTL"] = 9
+    late = make_app()
+    late.conf.finalize()
+    late.conf.update(CELERY_LEADERBEAT_LEASE_TTL=9)
+    defaults = make_app()
+    defaults.add_defaults({"leaderbeat_lease_ttl": 9})
+    for app in (by_keyword, by_changes, by_attribute, by_item, late, defaults):
+        assert Settings.from_app(app).lease_ttl == 9
+
+
+def test_a_change_to_the_app_wins_over_its_configuration_object() -> None:
+    app = Celery("proj", set_as_current=False)
+    app.config_from_object(
+        module(CELERY_BROKER_URL=BROKER, CELERY_LEADERBEAT_LEASE_TTL=9), namespace="CELERY"
+    )
+    app.conf.update(leaderbeat_lease_ttl=12)
+    made = Settings.from_app(app)
+    assert (made.lease_ttl, made.origins["lease_ttl"]) == (12, "leaderbeat_lease_ttl")
+
+
+def test_another_apps_namespace_isnt_read(caplog: pytest.LogCaptureFixture) -> None:
+    app = Celery("proj", set_as_current=False)
+    source = module(PROJ_BROKER_URL=BROKER, CELERY_LEADERBEAT_LEASE_TTL=9, CELERY_LEADERBEAT_LEASE_TLL=9)
+    app.config_from_object(source, namespace="PROJ")
+    assert Settings.from_app(app).lease_ttl == 15
+    assert not caplog.records
+
+
+def test_django_settings_that_are_overridden_are_seen() -> None:
+    source = django(CELERY_BROKER_URL=BROKER, CELERY_LEADERBEAT_CLOCK="redis")
+    app = Celery("proj", set_as_current=False)
+    app.config_from_object(source, namespace="CELERY")
+    assert Settings.from_app(app).clock == "redis"
+    source.CELERY_LEADERBEAT_CLOCK = "local"
+    assert Settings.from_app(app).clock == "local"
+
+
+def test_a_configuration_object_that_lists_nothing_is_asked_by_name() -> None:
+    class Dynamic:
+        def __dir__(self) -> list[str]:
+            return []
+
+        def __getattr__(self, name: str) -> Any:
+            known = {"CELERY_BROKER_URL": BROKER, "CELERY_LEADERBEAT_LEASE_TTL": 9}
+            if name in known:
+                return known[name]
+            raise AttributeError(name)
+
+    app = Celery("proj", set_as_current=False)
+    app.config_from_object(Dynamic(), namespace="CELERY")
+    assert Settings.from_app(app).lease_ttl == 9
+
+
+def test_none_means_not_set() -> None:
+    made = settings(leaderbeat_lease_ttl=None, leaderbeat_redis_url=None, leaderbeat_key_prefix=None)
+    assert made.lease_ttl == 15
+    assert made.redis_url == BROKER
+    assert made.key_prefix == "leaderbeat:proj"
+    assert made.origins["lease_ttl"] == "default"
+
+
+def test_two_spellings_of_one_setting_must_agree() -> None:
+    assert settings(leaderbeat_lease_ttl=9, LEADERBEAT_LEASE_TTL=9).lease_ttl == 9
+    message = refusal(leaderbeat_redis_url="redis://:hunter2@a", LEADERBEAT_REDIS_URL="redis://:hunter2@b")
+    assert "leaderbeat_redis_url and LEADERBEAT_REDIS_URL are one setting" in message
+    assert "hunter2" not in message
+
+
+# Names that aren't read
+
+
+@pytest.mark.parametrize(
+    ("namespace", "name", "wanted"),
+    [
+        (None, "leaderbeat_lease_tll", "leaderbeat_lease_ttl"),
+        (None, "LEADERBEAT_LEASE_TLL", "leaderbeat_lease_ttl"),
+        (None, "CELERY_LEADERBEAT_LEASETTL", "leaderbeat_lease_ttl"),
+        (None, "leaderbeat_redis", "leaderbeat_redis_url"),
+        (None, "leaderbeat_lease_timeout_ttl", "leaderbeat_lease_ttl"),
+        (None, "leaderbaet_key_prefix", "leaderbeat_key_prefix"),
+        (None, "leader_beat_key_prefix", "leaderbeat_key_prefix"),
+        ("CELERY", "CELERY_LEADERBEAT_LEASE_TLL", "CELERY_LEADERBEAT_LEASE_TTL"),
+        ("CELERY", "CELERY_LEADERBEET_CLOCK", "CELERY_LEADERBEAT_CLOCK"),
+        ("CELERY", "LEADERBEAT_LEASE_TLL", "CELERY_LEADERBEAT_LEASE_TTL"),
+        ("PROJ", "PROJ_LEADERBEAT_POLICIES", "PROJ_LEADERBEAT_POLICY"),
+    ],
+)
+def test_a_typo_is_reported_with_the_nearest_name_and_doesnt_raise(
+    namespace: str | None, name: str, wanted: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Celery("proj", set_as_current=False)
+    app.config_from_object(
+        module(**{f"{namespace}_BROKER_URL" if namespace else "broker_url": BROKER, name: 9}),
+        namespace=namespace,
+    )
+    (message,) = unknown_settings(app)
+    assert message == f"{name} isn't a setting of leaderbeat; did you mean {wanted}?"
+    with caplog.at_level(logging.WARNING, logger="celery_leaderbeat.settings"):
+        assert Settings.from_app(app).lease_ttl == 15
+    assert [(r.name, r.levelname, r.getMessage(), r.action) for r in caplog.records] == [  # type: ignore[attr-defined]
+        ("celery_leaderbeat.settings", "WARNING", message, "unknown_setting")
+    ]
+
+
+def test_a_name_like_no_other_is_reported_with_all_that_are_read() -> None:
+    (message,) = unknown_settings(make_app(leaderbeat_zzz=1))
+    assert "leaderbeat_zzz isn't a setting of leaderbeat; known are leaderbeat_clock, " in message
+
+
+def test_a_spelling_that_isnt_read_is_reported_with_the_one_that_is() -> None:
+    (message,) = unknown_settings(make_app(Leaderbeat_lease_ttl=1))
+    assert message == "Leaderbeat_lease_ttl isn't read in this spelling; write leaderbeat_lease_ttl."
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_a_setting_of_a_later_version_is_warned_about(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    settings(**{f"leaderbeat_{name}": 1})
+    assert [record.getMessage() for record in caplog.records] == [
+        f"leaderbeat_{name} isn't supported in this version and has no effect."
+    ]
+
+
+def test_what_only_looks_similar_isnt_reported() -> None:
+    import celery_leaderbeat.errors as leaderbeat_errors
+
+    source = module(
+        broker_url=BROKER,
+        LEADERBOARD_SIZE=10,
+        LEADER_BEATS=1,
+        celery_leaderbeat="a package",
+        leaderbeat_errors=leaderbeat_errors,
+        leaderbeat_helper=lambda: None,
+        beat_scheduler="celery_leaderbeat:Scheduler",
+    )
+    app = Celery("proj", set_as_current=False)
+    app.config_from_object(source)
+    assert unknown_settings(app) == []
+
+
+# Types
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [(9, 9.0), (9.5, 9.5), ("9", 9.0), (" 9.5 ", 9.5), ("15.", 15.0)]
+)
+def test_a_number_may_come_as_text_from_the_environment(value: Any, number: float) -> None:
+    made = settings(leaderbeat_lease_ttl=value)
+    assert made.lease_ttl == number
+    assert isinstance(made.lease_ttl, float)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, -1, "0", "-5", "", "nan", "inf", "1e3x", "ten", True, False, float("nan"), float("inf"), [9], b"9"],
+)
+def test_what_isnt_a_number_above_zero_is_refused(value: Any) -> None:
+    for name in ("lease_ttl", "renew_interval", "publish_timeout", "stall_timeout", "slot_retention"):
+        message = refusal(**{f"leaderbeat_{name}": value})
+        assert message == f"leaderbeat_{name} is {value!r}: it must be a number of seconds above 0."
+
+
+@pytest.mark.parametrize(
+    ("value", "flag"),
+    [(True, True), (False, False), ("true", True), ("False", False), ("1", True), ("0", False), (0, False)],
+)
+def test_a_flag_may_come_as_text_from_the_environment(value: Any, flag: bool) -> None:
+    assert settings(leaderbeat_fast_failover=value).fast_failover is flag
+
+
+@pytest.mark.parametrize("value", ["", "maybe", 2, [], "on"])
+def test_what_isnt_a_flag_is_refused(value: Any) -> None:
+    assert f"leaderbeat_fast_failover is {value!r}: it must be True or False" in refusal(
+        leaderbeat_fast_failover=value
+    )
+
+
+def test_an_unknown_clock_is_refused_with_the_accepted_ones() -> None:
+    assert settings(leaderbeat_clock="local").clock == "local"
+    assert refusal(leaderbeat_clock="ntp") == "leaderbeat_clock is 'ntp': it must be 'redis' or 'local'."
+    assert "must be 'redis' or 'local'" in refusal(leaderbeat_clock=["redis"])
+
+
+def test_the_policy_is_validated_at_start() -> None:
+    assert settings(leaderbeat_policy={"catch_up": "all"}).policy == {"catch_up": "all"}
+    with pytest.raises(PolicyError, match="catchup"):
+        settings(leaderbeat_policy={"catchup": "all"})
+    assert "leaderbeat_policy must be a mapping, not str" in refusal(leaderbeat_policy="all")
+
+
+# Timings
+
+
+@pytest.mark.parametrize(
+    ("conf", "parts"),
+    [
+        ({"lease_ttl": 0.5}, ["leaderbeat_lease_ttl (0.5 s)", "at least 1 s"]),
+        (
+            {"renew_interval": 20},
+            [
+                "leaderbeat_renew_interval (20 s)",
+                "leaderbeat_lease_ttl (15 s, its default)",
+                "at most 13.5 s",
+            ],
+        ),
+        (
+            {"renew_interval": 14, "lease_ttl": "15"},
+            ["leaderbeat_renew_interval (14 s)", "leaderbeat_lease_ttl (15 s)"],
+        ),
+        (
+            {"renew_interval": 5, "lease_ttl": 3},
+            ["leaderbeat_renew_interval (5 s)", "leaderbeat_lease_ttl (3 s)"],
+        ),
+        (
+            {"publish_timeout": 15},
+            ["leaderbeat_publish_timeout (15 s)", "leaderbeat_lease_ttl (15 s, its default)"],
+        ),
+        (
+            {"stall_timeout": 5},
+            ["leaderbeat_stall_timeout (5 s)", "leaderbeat_publish_timeout (5 s, its default)"],
+        ),
+        (
+            {"stall_timeout": 2, "publish_timeout": 3},
+            ["leaderbeat_stall_timeout (2 s)", "leaderbeat_publish_timeout (3 s)"],
+        ),
+        ({"slot_retention": 59}, ["leaderbeat_slot_retention (59 s)", "at least 60 s"]),
+    ],
+)
+def test_timings_out_of_order_are_refused_with_both_settings_and_values(
+    conf: dict[str, Any], parts: list[str]
+) -> None:
+    message = refusal(**{f"leaderbeat_{name}": value for name, value in conf.items()})
+    for part in parts:
+        assert part in message
+
+
+def test_an_error_names_the_setting_as_the_user_spelled_it() -> None:
+    app = Celery("proj", set_as_current=False)
+    app.config_from_object(
+        module(CELERY_BROKER_URL=BROKER, CELERY_LEADERBEAT_LEASE_TTL="x"), namespace="CELERY"
+    )
+    with pytest.raises(SettingsError, match=r"^CELERY_LEADERBEAT_LEASE_TTL is 'x'"):
+        Settings.from_app(app)
+
+
+@pytest.mark.parametrize(
+    "conf", [{"lease_ttl": 1}, {"renew_interval": 13.5}, {"publish_timeout": 14.9}, {"slot_retention": 60}]
+)
+def test_timings_at_the_limit_are_accepted(conf: dict[str, Any]) -> None:
+    settings(**{f"leaderbeat_{name}": value for name, value in conf.items()})
+
+
+# The key prefix
+
+
+@pytest.mark.parametrize(
+    ("main", "prefix", "identity"),
+    [
+        (None, "leaderbeat:celery", "celery"),
+        ("", "leaderbeat:celery", "celery"),
+        ("app", "leaderbeat:app", "app"),
+        ("my {app}", "leaderbeat:my %7Bapp%7D", "my {app}"),
+        ("my %7Bapp%7D", "leaderbeat:my %257Bapp%257D", "my %7Bapp%7D"),
+        ("Ünï", "leaderbeat:Ünï", "Ünï"),
+    ],
+)
+def test_the_default_prefix_is_distinct_for_each_app(main: str | None, prefix: str, identity: str) -> None:
+    made = settings(main)
+    assert (made.key_prefix, made.app_identity) == (prefix, identity)
+
+
+@pytest.mark.parametrize("prefix", ["", " a", "a ", "a\nb", "{a}", "a{", "}", 5, b"a"])
+def test_a_prefix_that_cant_be_a_hash_tag_is_refused(prefix: Any) -> None:
+    assert f"leaderbeat_key_prefix is {prefix!r}: it " in refusal(leaderbeat_key_prefix=prefix)
+
+
+def test_a_prefix_of_ones_own() -> None:
+    assert settings(leaderbeat_key_prefix="prod:*").key_prefix == "prod:*"
+
+
+# Which Redis
+
+
+def test_our_own_url_comes_first() -> None:
+    made = settings(leaderbeat_redis_url=" valkey://own/3\n", result_backend="redis://backend")
+    assert made.redis_url == "valkey://own/3"
+    assert made.redis.kwargs == {"host": "own", "port": 6379, "db": 3}
+    assert made.origins["redis_url"] == "leaderbeat_redis_url"
+
+
+@pytest.mark.parametrize(
+    ("conf", "host", "origin"),
+    [
+        ({"broker_url": "rediss://b", "result_backend": "redis://r"}, "b", "broker_url"),
+        ({"broker_url": "valkey://b"}, "b", "broker_url"),
+        ({"broker_url": ["redis://b"]}, "b", "broker_url"),
+        ({"broker_url": "amqp://mq", "broker_write_url": "redis://w"}, "w", "broker_write_url"),
+        ({"broker_url": "amqp://mq", "result_backend": "redis://r"}, "r", "result_backend"),
+        ({"broker_url": None, "result_backend": "redis://r"}, "r", "result_backend"),
+    ],
+)
+def test_else_the_broker_and_else_the_result_backend_is_used(
+    conf: dict[str, Any], host: str, origin: str
+) -> None:
+    made = settings(**conf)
+    assert made.redis.kwargs["host"] == host
+    assert made.origins["redis_url"] == origin
+
+
+def test_the_broker_of_the_environment_and_of_the_command_line_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", "redis://env")
+    assert settings().redis.kwargs["host"] == "env"
+    monkeypatch.setenv("CELERY_BROKER_URL", "amqp://env")
+    monkeypatch.setenv("CELERY_RESULT_BACKEND", "redis://results")
+    assert settings().redis.kwargs["host"] == "results"
+
+
+@pytest.mark.parametrize(
+    ("broker", "backend"),
+    [("amqp://u:hunter2@mq", "db+postgresql://u:hunter2@pg/x"), (None, None), ("memory://", "redis")],
+)
+def test_without_any_redis_the_error_says_what_to_set(broker: Any, backend: Any) -> None:
+    message = refusal(broker_url=broker, result_backend=backend)
+    assert "Set leaderbeat_redis_url = 'redis://host:6379/0'" in message
+    assert "hunter2" not in message
+
+
+@pytest.mark.parametrize(
+    ("broker", "rule"),
+    [
+        ("sentinel://:hunter2@a:26379;sentinel://b:26379", "Sentinel isn't supported"),
+        ("redis://:hunter2@a/0;redis://:hunter2@b/0", "name one server"),
+        (["redis://:hunter2@a/0", "redis://:hunter2@b/0"], "name one server"),
+        ("redis://:hunter2@a:x", "host and port"),
+    ],
+)
+def test_a_redis_broker_that_cant_be_used_is_not_passed_over(broker: Any, rule: str) -> None:
+    message = refusal(broker_url=broker, result_backend="redis://backend")
+    assert message.startswith("broker_url (")
+    assert rule in message
+    assert "leaderbeat_redis_url" in message
+    assert "hunter2" not in message
+
+
+def test_credentials_in_settings_of_their_own_are_used_as_celery_does() -> None:
+    broker = settings(broker_url="redis://b", broker_user="u", broker_password="p", broker_port=7000)
+    assert broker.redis.kwargs == {"host": "b", "port": 7000, "db": 0, "username": "u", "password": "p"}
+    backend = settings(
+        broker_url="amqp://mq",
+        result_backend="redis://",
+        redis_host="r",
+        redis_username="u",
+        redis_password="p",
+    )
+    assert backend.redis.kwargs == {"host": "r", "port": 6379, "db": 0, "username": "u", "password": "p"}
+    own = settings(leaderbeat_redis_url="redis://own", broker_password="p", redis_password="p")
+    assert "password" not in own.redis.kwargs
+
+
+def test_the_tls_options_of_the_connection_that_is_used_are_used() -> None:
+    options = {"ssl_cert_reqs": ssl.CERT_NONE, "ssl_ca_certs": "/ca.pem", "ssl_keyfile": None}
+    for scheme in ("redis", "rediss"):
+        broker = settings(broker_url=f"{scheme}://b", broker_use_ssl=options)
+        assert broker.redis.tls
+        assert broker.redis.kwargs["ssl_cert_reqs"] == "none"
+        assert broker.redis.kwargs["ssl_ca_certs"] == "/ca.pem"
+        assert "ssl_keyfile" not in broker.redis.kwargs
+    backend = settings(
+        broker_url="amqp://",
+        broker_use_ssl={"x": 1},
+        result_backend="rediss://r",
+        redis_backend_use_ssl=options,
+    )
+    assert backend.redis.kwargs["ssl_cert_reqs"] == "none"
+    own = settings(leaderbeat_redis_url="redis://own", broker_use_ssl=options)
+    assert not own.redis.tls
+
+
+def test_bad_tls_options_of_celery_are_refused_with_the_nearest_name() -> None:
+    message = refusal(broker_url="rediss://b", broker_use_ssl={"cert_reqs": ssl.CERT_NONE})
+    assert "broker_use_ssl has the unknown key 'cert_reqs'; did you mean ssl_cert_reqs?" in message
+    assert "ssl_cert_reqs takes none" in refusal(broker_url="rediss://b", broker_use_ssl={"ssl_cert_reqs": 7})
+
+
+def test_broker_use_ssl_as_a_flag_leaves_tls_to_the_scheme(caplog: pytest.LogCaptureFixture) -> None:
+    assert not settings(broker_url="redis://b", broker_use_ssl=True).redis.tls
+    assert settings(broker_url="rediss://b", broker_use_ssl=True).redis.tls
+    assert all("broker_use_ssl has no effect with Redis" in record.getMessage() for record in caplog.records)
+    assert len(caplog.records) == 2
+
+
+def test_transport_options_of_celery_change_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    options = {"visibility_timeout": 5, "global_keyprefix": "x:", "max_retries": 3, "socket_timeout": 0.1}
+    made = settings(broker_transport_options=options, result_backend_transport_options=options)
+    assert made == settings()
+    assert not caplog.records
+
+
+# The driver's options
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        (
+            "redis://own",
+            {"socket_timeout": 2, "socket_keepalive": True, "max_connections": 5, "client_name": "x"},
+        ),
+        ("redis://own", {"username": "u", "password": "p", "health_check_interval": 10}),
+        ("rediss://own", {"ssl_ca_certs": "/ca.pem", "ssl_check_hostname": False}),
+        ("unix:///r.sock", {"socket_timeout": 2}),
+    ],
+)
+def test_the_options_that_the_driver_takes_are_accepted(url: str, options: dict[str, Any]) -> None:
+    made = settings(leaderbeat_redis_url=url, leaderbeat_redis_options=options)
+    assert made.redis_options == options
+    assert f"options {', '.join(sorted(options))}" in made.banner()
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "rule"),
+    [
+        ("redis://own", {"socket_timout": 2}, "unknown key 'socket_timout'; did you mean socket_timeout?"),
+        ("redis://own", {"visibility_timeout": 2}, "unknown key 'visibility_timeout'"),
+        ("redis://own", {"global_keyprefix": "x"}, "unknown key 'global_keyprefix'"),
+        ("redis://own", {"host": "x"}, "'host', which belongs into leaderbeat_redis_url"),
+        ("redis://own", {"db": 1}, "'db', which belongs into leaderbeat_redis_url"),
+        ("redis://own", {"decode_responses": False}, "'decode_responses', which leaderbeat sets itself"),
+        ("redis://own", {"ssl_cert_reqs": "none"}, "without TLS"),
+        ("rediss://own", {"ssl_cert_regs": "none"}, "did you mean ssl_cert_reqs?"),
+        ("rediss://own", {"ssl_cert_reqs": "maybe"}, "ssl_cert_reqs takes none"),
+        ("unix:///r.sock", {"socket_keepalive": True}, "unknown key 'socket_keepalive'"),
+        ("redis://:hunter2@own", {"credential_provider": object()}, "leave one out"),
+        ("redis://own", "socket_timeout=2", "must be a mapping, not str"),
+        ("redis://own", {5: 2}, "keys must be texts"),
+    ],
+)
+def test_an_option_that_the_driver_doesnt_take_is_named(url: str, options: Any, rule: str) -> None:
+    message = refusal(leaderbeat_redis_url=url, leaderbeat_redis_options=options)
+    assert message.startswith("leaderbeat_redis_options")
+    assert rule in message
+    assert "hunter2" not in message
+
+
+def test_an_option_of_the_url_that_the_installed_driver_lacks_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Older:
+        def __init__(
+            self, host: str, port: int, db: int, ssl_cert_reqs: str, ssl_check_hostname: bool
+        ) -> None:
+            """Takes what an older release took."""
+
+    monkeypatch.setattr(redis, "SSLConnection", Older)
+    settings(leaderbeat_redis_url="rediss://own")
+    message = refusal(leaderbeat_redis_url="rediss://own?ssl_min_version=TLSv1_2")
+    assert "leaderbeat_redis_url (rediss://own:6379/0)" in message
+    assert f"redis-py {redis.__version__} has no option ssl_min_version" in message
+
+
+@pytest.mark.parametrize("value", [ssl.CERT_NONE, "CERT_NONE", "ssl.CERT_NONE", "none", 0, None])
+def test_unverified_tls_may_be_asked_for_in_any_spelling(value: Any) -> None:
+    made = settings(leaderbeat_redis_url="rediss://own", leaderbeat_redis_options={"ssl_cert_reqs": value})
+    merged = made.redis.kwargs | made.redis_options
+    assert (merged["ssl_cert_reqs"], merged["ssl_check_hostname"]) == ("none", False)
+    redis.ConnectionPool(connection_class=redis.SSLConnection, **merged).make_connection()
+
+
+def test_a_credential_provider_stands_in_for_user_name_and_password() -> None:
+    provider = redis.UsernamePasswordCredentialProvider("u", "hunter2")
+    made = settings(
+        leaderbeat_redis_url="redis://own", leaderbeat_redis_options={"credential_provider": provider}
+    )
+    assert made.redis_options == {"credential_provider": provider}
+    message = refusal(
+        broker_url="amqp://", result_backend="redis://r", redis_backend_credential_provider=provider
+    )
+    assert "leaderbeat_redis_options = {'credential_provider'" in message
+
+
+# What is shown
+
+
+def test_the_banner_shows_effective_values_and_where_they_came_from() -> None:
+    app = Celery("proj", set_as_current=False)
+    source = module(
+        CELERY_BROKER_URL="redis://app:hunter2@localhost/0",
+        CELERY_LEADERBEAT_LEASE_TTL="9",
+        CELERY_LEADERBEAT_FAST_FAILOVER=False,
+    )
+    app.config_from_object(source, namespace="CELERY")
+    assert Settings.from_app(app).banner().splitlines() == [
+        "    . leaderbeat redis -> redis://app:**@localhost:6379/0 (broker_url)",
+        "    . leaderbeat key prefix -> leaderbeat:proj (default)",
+        "    . leaderbeat lease ttl -> 9s (CELERY_LEADERBEAT_LEASE_TTL), renewed every 3s (default)",
+        "    . leaderbeat failover -> by expiry (CELERY_LEADERBEAT_FAST_FAILOVER)",
+        "    . leaderbeat publish timeout -> 3s (default), stall timeout 9s (default)",
+        "    . leaderbeat slot retention -> 3600s (default)",
+        "    . leaderbeat clock -> redis (default)",
+    ]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:hunter2@cache",
+        "redis://app:hunter2@cache:6379/1",
+        "redis://app:hunter2@cache:x",
+        "redis://app:hunter2@cache/x",
+        "redis://:hunter2",
+        "redis://hunter2@cache",
+        "redis://cache?password=hunter2",
+        "redis://cache?password=hunter2&db=x",
+        "redis://cache?passwort=hunter2",
+        "rediss://cache?ssl_password=hunter2",
+        "rediss://app:hunter2@cache?ssl_cert_reqs=no",
+        "unix:///r.sock?password=hunter2",
+        "redis+socket://app:hunter2@/r.sock?virtual_host=1",
+        "sentinel://:hunter2@a;sentinel://:hunter2@b",
+        "redis://:hunter2@a;redis://:hunter2@b",
+        "redis://:/hunter2@a",
+        "http://:hunter2@cache",
+    ],
+)
+@pytest.mark.parametrize("setting", ["leaderbeat_redis_url", "broker_url", "result_backend"])
+def test_no_password_gets_out_of_the_settings(
+    url: str, setting: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    conf = {"broker_url": "amqp://", "leaderbeat_redis_options": {"client_name": "hunter2"}, setting: url}
+    try:
+        made = settings(**conf)
+    except SettingsError as error:
+        assert error.__context__ is None  # noqa: PT017 - whether it is refused depends on the URL
+        texts = [str(error), repr(error)]
+    else:
+        texts = [repr(made), str(made), made.banner(), repr(made.redis), str(made.origins)]
+    for text in (*texts, caplog.text):
+        assert "hunter2" not in text
+
+
+def test_no_password_gets_out_when_it_is_put_into_the_wrong_setting() -> None:
+    for name in ("lease_ttl", "fast_failover", "clock", "redis_options", "policy"):
+        assert "hunter2" not in refusal(**{f"leaderbeat_{name}": "redis://:hunter2@cache"})
+
+
+def test_beat_and_workers_read_the_same_without_a_connection() -> None:
+    # In a process of its own, so that nothing that was imported or connected before plays a part.
+    code = """if True:
+        import json, socket
+        def refuse(*args, **kwargs): raise SystemExit("a connection was opened")
+        socket.socket.connect = refuse
+        from django.conf import settings
+        settings.configure(CELERY_BROKER_URL="redis://cache", CELERY_LEADERBEAT_LEASE_TTL="9")
+        from celery import Celery
+        from celery_leaderbeat.settings import Settings
+        app = Celery("proj")
+        app.config_from_object("django.conf:settings", namespace="CELERY")
+        made = Settings.from_app(app)
+        print(json.dumps([made.lease_ttl, made.origins["lease_ttl"], made.redis.display]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [9.0, "CELERY_LEADERBEAT_LEASE_TTL", "redis://cache:6379/0"]
