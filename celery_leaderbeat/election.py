@@ -82,6 +82,29 @@ class _Held:
     until: float
 
 
+class _Watch:
+    """What a follower has seen of one value of the lease: whether its holder is gone.
+
+    A holder that nobody has ever seen subscribed may be one whose subscription isn't visible; its lease is
+    waited for.
+    """
+
+    def __init__(self, term: Term) -> None:
+        self.term = term
+        self._sighted = term.watched
+        self._gone_since: float | None = None
+
+    def gone(self, subscribers: int | None, now: float) -> bool:
+        """Take a look: how many subscribe to the holder's channel at `now` (None: the server didn't say)."""
+        self._sighted = self._sighted or bool(subscribers)
+        if subscribers != 0 or not self._sighted:
+            self._gone_since = None
+            return False
+        if self._gone_since is None:
+            self._gone_since = now
+        return now - self._gone_since >= _GONE_AFTER
+
+
 class _Ended(Exception):
     """Our term has ended; the message says why."""
 
@@ -200,10 +223,8 @@ class Elector:
 
     def _follow(self) -> Term | None:
         """Wait until this replica is elected. None when it is told to stop."""
-        value: str | None = None
-        sighted, announced = False, float("-inf")
-        gone_since: float | None = None
-        began = self._monotonic()
+        watch: _Watch | None = None
+        announced, began = float("-inf"), self._monotonic()
         while not self._stopping:
             now = self._monotonic()
             if now - announced >= self.settings.renew_interval:
@@ -217,36 +238,28 @@ class Elector:
                 )
                 self._wait(_LOOK_INTERVAL)
                 continue
-
             if not self._listener.subscribed and now - began < _SUBSCRIBE_FIRST:
                 self._wait(0.01)
                 continue
 
-            watched = Term.read(value) if value is not None and self.settings.fast_failover else None
-            channel = self._store.keys.alive(watched.holder) if watched else None
+            channel = None
+            if watch is not None and self.settings.fast_failover:
+                channel = self._store.keys.alive(watch.term.holder)
             seen, remaining, subscribers = self._store.look(channel)
-            now = self._monotonic()
-            if seen is None or (
-                gone_since is not None and subscribers == 0 and now - gone_since >= _GONE_AFTER
-            ):
-                term = self._elect(seen or "")
+            if watch is not None and watch.term.value == seen:
+                gone = watch.gone(subscribers, self._monotonic())
+            else:
+                watch = None if seen is None else _Watch(Term.read(seen))
+                gone = False
+                if watch is not None:
+                    self._note(watch.term, remaining)
+            if watch is None or gone:
+                term = self._elect(watch.term.value if watch is not None else "")
                 if term is not None:
                     return term
-                value, gone_since = None, None
+                watch = None
                 continue
-            if seen != value:
-                value, sighted, gone_since = seen, False, None
-                self._note(seen, remaining)
-                continue
-            sighted = sighted or bool(subscribers)
-            if subscribers == 0 and watched is not None and (sighted or watched.watched):
-                gone_since = now if gone_since is None else gone_since
-            else:
-                gone_since = None
-            pause = _LOOK_INTERVAL if remaining < 0 else min(remaining / 1000 + 0.001, _LOOK_INTERVAL)
-            if gone_since is not None:
-                pause = min(pause, gone_since + _GONE_AFTER - now)
-            self._wait(pause)
+            self._wait(min(_LOOK_INTERVAL, remaining / 1000 + 0.001 if remaining >= 0 else _LOOK_INTERVAL))
         return None
 
     def _lead(self, term: Term) -> None:
@@ -427,9 +440,8 @@ class Elector:
             return None
         return order
 
-    def _note(self, value: str, remaining: int) -> None:
+    def _note(self, term: Term, remaining: int) -> None:
         """Say once for whom this replica stands by."""
-        term = Term.read(value)
         self._highest = max(self._highest, term.epoch)
         if term.holder != self._standing_by_for:
             self._standing_by_for = term.holder

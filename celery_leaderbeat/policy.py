@@ -42,8 +42,8 @@ __all__ = [
     "validate_defaults",
 ]
 
-#: A slot that came due at most this long (seconds) before the leader's term isn't overdue: an orderly handover
-#: takes a fraction of a second and is no outage.
+#: A slot that came due at most this long (seconds) before the leader's term isn't overdue: an orderly
+#: handover takes a fraction of a second and is no outage.
 PROMPT = 1.0
 
 REASON_CATCH_UP_NONE = "catch_up is none"

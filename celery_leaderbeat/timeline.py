@@ -412,7 +412,7 @@ class _Asked:
     def __init__(self, schedule: Any) -> None:
         self._zone = _zone(schedule)
         self._now = _EARLIEST
-        # Not copy.copy: the __reduce__ of Celery's schedules drops the app, and knows only their own arguments.
+        # Not copy.copy: the __reduce__ of Celery's schedules drops the app, and knows only their arguments.
         self._schedule: Any = object.__new__(type(schedule))
         vars(self._schedule).update(vars(schedule))
         vars(self._schedule).update(nowfun=self._clock, now=self._clock)

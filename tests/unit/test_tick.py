@@ -132,7 +132,13 @@ def test_a_task_id_never_changes_between_processes_and_releases() -> None:
     assert task_id("leaderbeat:proj", KEY, 1) == "e17c6bb2-d8e0-544f-8f41-b0e344f6dc01"
     assert uuid.UUID(task_id("leaderbeat:proj", KEY, 1)).version == 5
     code = f"from celery_leaderbeat.tick import task_id; print(task_id('leaderbeat:proj', {KEY!r}, 1))"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    other = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert other.stdout.strip() == task_id("leaderbeat:proj", KEY, 1)
 
 

@@ -372,7 +372,7 @@ ZONES = [
 
 @functools.cache
 def changes(zone: str) -> list[datetime]:
-    """The hours after which the zone's offset is another one, from 2009 to 2031; a quiet one where none is."""
+    """The hours after which the zone's offset is another one, 2009 to 2031; a quiet one where none is."""
     tz = ZoneInfo(zone)
     hours = [utc(2009, 1, 1) + timedelta(hours=6 * number) for number in range(4 * 366 * 22)]
     offsets = [hour.astimezone(tz).utcoffset() for hour in hours]

@@ -21,6 +21,9 @@ HANDOVER_ON_KILL = 2.5
 HANDOVER_ON_LAPSE = 0.5
 EXIT_ON_SIGTERM = 3.0
 
+#: How long the fleet is watched at least, in seconds.
+AT_LEAST = 55.0
+
 
 @dataclass
 class Drill:
@@ -241,8 +244,8 @@ def stale_message(drill: Drill) -> None:
     reasons = "; ".join(refusals.values_list("reason", flat=True)) or "it was let through"
     drill.check(
         "the stale message",
-        "1 refusal, 1 execution in all",
-        f"{refusals.count()} refusal ({reasons}), {runs} execution",
+        "refusals: 1, executions: 1",
+        f"refusals: {refusals.count()} ({reasons}), executions: {runs}",
         refusals.count() == 1 and runs == 1,
     )
 
