@@ -276,8 +276,9 @@ def stale_write(drill: Drill) -> None:
 def curtain(drill: Drill) -> float:
     """Go on until a minute has been seen, then stop all beats, and let the workers finish. Returns when."""
     drill.view.act(
-        "The end", "each entry has to have had a slot; then the beats stop and the queue runs empty"
+        "The end", "a minute goes by, each entry has had a slot; then the beats stop and the queue runs empty"
     )
+    time.sleep(max(AT_LEAST - drill.watch.elapsed, 0.0))
     wait_for("a slot of each entry", lambda: all(drill.watch.cells.values()), 70, every=0.1)
     leader, _ = drill.leader()
     for replica in drill.stage.replicas:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery, Task
+from celery.exceptions import Ignore, Reject
 from celery.schedules import crontab
 from celery.signals import after_task_publish, before_task_publish
 
@@ -131,8 +132,14 @@ def _run(
     times: int = 0,
     countdown: float = 0.1,
     check: bool = False,
+    throw: bool = True,
+    leave: str = "",
 ) -> str | None:
-    """Sleep, check the tick, ask for `times` retries, fail: as the keyword arguments say."""
+    """Sleep, check the tick, ask for `times` retries, fail: as the keyword arguments say.
+
+    With `throw` False, a retry is asked for and the run ends as any other. `leave` ends it by Celery's
+    `"ignore"`, by `"reject"`, or, the first time that the message comes, by `"requeue"`.
+    """
     note(task, "start")
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
@@ -141,7 +148,11 @@ def _run(
             task.tick.check()
     if task.request.retries < times:
         note(task, "retry")
-        raise task.retry(countdown=countdown, max_retries=times)
+        # Raises unless it is told not to.
+        task.retry(countdown=countdown, max_retries=times, throw=throw)
+    if leave and not (leave == "requeue" and task.request.delivery_info.get("redelivered")):
+        note(task, leave)
+        raise Ignore(leave) if leave == "ignore" else Reject(leave, requeue=leave == "requeue")
     if fail:
         note(task, "fail")
         raise RuntimeError("as the test wants it")
@@ -170,6 +181,13 @@ failing = _task("failing", FencedTask, fail=True)
 retrying = _task("retrying", FencedTask, times=2)
 acks_late = _task("acks_late", FencedTask, acks_late=True, reject_on_worker_lost=True)
 plain_acks_late = _task("plain_acks_late", acks_late=True, reject_on_worker_lost=True)
+autoretrying = _task(
+    "autoretrying", FencedTask, fail=True, autoretry_for=(RuntimeError,), max_retries=2, default_retry_delay=0.1
+)
+dead_lettered = _task("dead_lettered", FencedTask, on_stale="reject", acks_late=True)
+unverified_run = _task("unverified_run", FencedTask, when_unverifiable="run")
+unverified_refuse = _task("unverified_refuse", FencedTask, when_unverifiable="refuse")
+soft_limited = _task("soft_limited", FencedTask, seconds=60.0, soft_time_limit=1)
 
 
 # Under the name that the `celery_setup` of pytest-celery sends; importing its module would double the start-up time.

@@ -1,0 +1,27 @@
+"""Fixtures of the protocol tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.protocol.ground import Ground
+from tests.support.servers import REDIS_KINDS, RedisServer, find
+
+
+@pytest.fixture
+def ground(redis_server: RedisServer) -> Iterator[Ground]:
+    """A ledger on an empty server of each kind in turn."""
+    ground = Ground(redis_server.url(), redis_server.client())
+    yield ground
+    ground.close()
+
+
+@pytest.fixture
+def one_server(redis_servers: Callable[[str], RedisServer]) -> RedisServer:
+    """A server of the first kind that is found, empty: for what would take too long on each of them."""
+    found = [name for name in REDIS_KINDS if find(name).binary]
+    server = redis_servers(found[0] if found else REDIS_KINDS[0])
+    server.flush()
+    return server

@@ -1,0 +1,252 @@
+"""A ledger on a real server, as the contract tests use it: terms, claims, runs, and hands that move time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import redis
+from celery import Celery
+
+from celery_leaderbeat.ledger import Claim, Ledger, SlotRecord, Verdict
+from celery_leaderbeat.settings import Settings
+from celery_leaderbeat.store import Keys
+from celery_leaderbeat.term import Term
+from celery_leaderbeat.tick import Stamp, slot_to_us, tick_key
+
+__all__ = ["ENTRY", "FIRST", "Ground", "settings_for", "slot"]
+
+ENTRY = "nightly"
+FIRST = datetime(2026, 10, 2, 3, tzinfo=timezone.utc)
+_FINGERPRINT = "every minute"
+
+
+def slot(number: int) -> datetime:
+    """The slots of the tests are a minute apart."""
+    return FIRST + timedelta(minutes=number)
+
+
+def settings_for(url: str, main: str = "proj") -> Settings:
+    """The settings of an app whose ledger is at `url`."""
+    app = Celery(main, broker="memory://", set_as_current=False)
+    app.conf.leaderbeat_redis_url = url
+    app.conf.leaderbeat_key_prefix = "protocol"
+    return Settings.from_app(app)
+
+
+class Ground:
+    """One prefix on one empty server.
+
+    Parameters:
+        url: where the server is.
+        client: for looking at what the scripts wrote, and for moving time.
+    """
+
+    def __init__(self, url: str, client: redis.Redis) -> None:
+        self.settings = settings_for(url)
+        self.ledger = Ledger(self.settings)
+        self.store = self.ledger.store
+        self.keys: Keys = self.store.keys
+        self.client: Any = client
+
+    def close(self) -> None:
+        self.ledger.close()
+
+    # -- election ------------------------------------------------------------------------------------------
+
+    def stand(
+        self,
+        holder: str = "one",
+        *,
+        ttl: int = 15_000,
+        highest: int = 0,
+        app: str = "proj",
+        takes_over: str = "",
+        **attributes: Any,
+    ) -> list[Any]:
+        """The answer of `elect`."""
+        answer: list[Any] = self.store.run(
+            "elect",
+            [self.keys.lease, self.keys.epoch, self.keys.app],
+            [holder, ttl, highest, app, json.dumps(attributes), takes_over],
+        )
+        return answer
+
+    def elect(self, holder: str = "one", **options: Any) -> Term:
+        """A term that has just been won."""
+        answer = self.stand(holder, **options)
+        assert answer[0] == "elected", answer
+        return Term.read(answer[1])
+
+    def renew(self, term: Term, ttl: int = 15_000) -> list[Any]:
+        answer: list[Any] = self.store.run("renew", [self.keys.lease], [term.value, ttl])
+        return answer
+
+    def release(self, term: Term) -> int:
+        answer: int = self.store.run("release", [self.keys.lease], [term.value, self.keys.wake])
+        return answer
+
+    def lapse(self) -> None:
+        """The lease's time is over."""
+        self.client.delete(self.keys.lease)
+
+    def next_term(self, holder: str = "two") -> Term:
+        """The lease's time is over and `holder` is elected."""
+        self.lapse()
+        return self.elect(holder)
+
+    # -- the leader's side ---------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        term: Term,
+        *numbers: int,
+        batch: str = "batch",
+        prefer: str = "missed",
+        ttl: float = 3600.0,
+        entry: str = ENTRY,
+        attempt: int = 1,
+    ) -> list[str]:
+        """The answers of `claim` for slots by their numbers."""
+        return self.ledger.claim(
+            term,
+            batch,
+            [
+                Claim(
+                    key=self.key(number, entry),
+                    entry=entry,
+                    slot=slot(number),
+                    fingerprint=_FINGERPRINT,
+                    task="proj.task",
+                    task_id=f"id-{number}",
+                    prefer=prefer,
+                    ttl=ttl,
+                    attempt=attempt,
+                )
+                for number in numbers
+            ],
+        )
+
+    def claim(self, term: Term, *numbers: int, **options: Any) -> None:
+        """Claim slots that are free."""
+        assert self.ask(term, *numbers, **options) == ["claimed"] * len(numbers)
+
+    def confirm(self, epoch: int, number: int, outcome: str = "sent") -> str:
+        return self.ledger.confirm(epoch, {self.key(number): outcome})[0]
+
+    def give_back(self, epoch: int, number: int, reason: str = "no connection") -> str:
+        return self.ledger.give_back(epoch, [self.key(number)], reason)[0]
+
+    def doubt(self, term: Term, *numbers: int, grace: float = 0.0) -> list[str]:
+        return self.ledger.doubt(term, [self.key(number) for number in numbers], grace)
+
+    def miss(
+        self, term: Term, newest: int, count: int, returned: Sequence[int] = (), reason: str = "too late"
+    ) -> int:
+        keys = [self.key(number) for number in returned]
+        return self.ledger.miss(term, ENTRY, slot(newest), count, reason, _FINGERPRINT, keys)
+
+    # -- the worker's side ---------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        number: int,
+        epoch: int,
+        run: str = "run",
+        *,
+        attempt: int = 1,
+        after: str = "",
+        mode: str = "slot",
+        redelivered: bool = False,
+        run_lease: float = 30.0,
+        task: str = "proj.task",
+    ) -> Verdict:
+        stamp = Stamp(
+            key=self.key(number), entry=ENTRY, slot=slot(number), epoch=epoch, attempt=attempt, run=after
+        )
+        return self.ledger.begin(
+            stamp,
+            run=run,
+            mode=mode,
+            redelivered=redelivered,
+            run_lease=run_lease,
+            worker="host:1",
+            task=task,
+            task_id=f"id-{number}",
+        )
+
+    def start(self, number: int, epoch: int, run: str = "run", **options: Any) -> None:
+        """Begin a run that nothing stands against."""
+        verdict = self.begin(number, epoch, run, **options)
+        assert verdict.kind == "run", verdict
+
+    def finish(self, number: int, run: str = "run", state: str = "done", reason: str = "") -> bool:
+        return self.ledger.finish(self.key(number), run, state, reason)
+
+    def renew_run(self, number: int, run: str = "run", run_lease: float = 30.0) -> bool:
+        key = self.key(number)
+        return self.ledger.renew_runs({key: run}, run_lease)[key]
+
+    def let_run_lease_end(self, number: int) -> None:
+        """The run's worker has died, and the run lease is over."""
+        self.write(number, run_until=0)
+
+    # -- looking -------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def key(number: int, entry: str = ENTRY) -> str:
+        return tick_key(entry, slot(number))
+
+    def record_key(self, number: int) -> str:
+        return self.keys.slot(self.key(number))
+
+    def record(self, number: int) -> SlotRecord:
+        record = self.ledger.slot(self.key(number))
+        assert record is not None
+        return record
+
+    def state(self, number: int) -> str:
+        """The state of a slot's record; empty if there is none."""
+        return self.client.hget(self.record_key(number), "state") or ""
+
+    def fields(self, number: int) -> dict[str, str]:
+        table: dict[str, str] = self.client.hgetall(self.record_key(number))
+        return table
+
+    def write(self, number: int, **fields: str | int) -> None:
+        """Change fields of a record behind the scripts' back."""
+        self.client.hset(self.record_key(number), mapping=fields)
+
+    def ttl(self, number: int) -> int:
+        left: int = self.client.pttl(self.record_key(number))
+        return left
+
+    def last_decided(self, entry: str = ENTRY) -> int | None:
+        """The number of the entry's last decided slot."""
+        text = self.client.hget(self.keys.entries, entry)
+        if text is None:
+            return None
+        return (int(json.loads(text)["slot"]) - slot_to_us(FIRST)) // 60_000_000
+
+    def unfinished(self) -> set[str]:
+        return set(self.client.zrange(self.keys.unfinished, 0, -1))
+
+    def everything(self) -> dict[str, Any]:
+        """All that the server holds, to see that nothing was written."""
+        found: dict[str, Any] = {}
+        for key in sorted(self.client.keys()):
+            kind = self.client.type(key)
+            if kind == "string":
+                found[key] = self.client.get(key)
+            elif kind == "hash":
+                found[key] = self.client.hgetall(key)
+            else:
+                found[key] = self.client.zrange(key, 0, -1, withscores=True)
+        return found
+
+    def now_ms(self) -> int:
+        """The server's clock."""
+        seconds, micros = self.client.time()
+        return seconds * 1000 + micros // 1000

@@ -1,0 +1,260 @@
+"""The scripts as a function of what the server holds: `image, request -> answer, image`.
+
+An image is all that a ledger holds in Redis without what only says when: times, scores and TTLs. A request is
+run by a real server that has been brought to the image, once; asked again, it is answered from memory.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import redis
+
+from celery_leaderbeat import store as store_module
+from celery_leaderbeat.ledger import Claim, Ledger, NotLeading
+from celery_leaderbeat.term import Term
+from celery_leaderbeat.tick import Stamp, slot_to_us, task_id, tick_key
+from tests.protocol.ground import ENTRY, settings_for, slot
+
+__all__ = ["FIRST_EPOCH", "Image", "Images", "lease_value"]
+
+#: Above the server's clock, so that each election adds one and the same history has the same epochs.
+FIRST_EPOCH = 5_000_000_000
+
+_TASK = "proj.task"
+_TTL = 3_600_000
+_FAR_AHEAD = "9999999999999"
+# Equal for all records of a slot, or no part of any decision but that on a grace or a run's lease.
+_LEFT_OUT = {
+    *("key", "entry", "slot", "task", "task_id", "ttl", "worker", "reason"),
+    *("claimed_at", "sent_at", "started_at", "finished_at"),
+}
+
+
+class Image(NamedTuple):
+    """What the server holds. Slots are numbers; a record is a tuple of its fields, empty if there is none."""
+
+    lease: str
+    epoch: int
+    entry: tuple[int, int, int]  # the last decided slot (-1: none yet), count, missed
+    unfinished: tuple[int, ...]
+    records: tuple[tuple[tuple[str, str], ...], ...]
+    observed: int
+
+    def field(self, number: int, name: str) -> str:
+        return dict(self.records[number]).get(name, "")
+
+    def state(self, number: int) -> str:
+        return self.field(number, "state")
+
+    def with_lease_over(self) -> Image:
+        return self._replace(lease="")
+
+    def with_run_lease_over(self, number: int) -> Image:
+        fields = {**dict(self.records[number]), "run_until": "over"}
+        records = list(self.records)
+        records[number] = tuple(sorted(fields.items()))
+        return self._replace(records=tuple(records))
+
+
+def empty(slots: int) -> Image:
+    """A server on which nobody has ever led."""
+    return Image("", FIRST_EPOCH, (-1, 0, 0), (), ((),) * slots, 0)
+
+
+def lease_value(holder: str, epoch: int) -> str:
+    """The value of a lease without the time of the election."""
+    return json.dumps({"app": "proj", "epoch": epoch, "holder": holder}, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class _Request:
+    script: str
+    args: tuple[Any, ...]
+
+
+class Images:
+    """Runs requests on a server.
+
+    Parameters:
+        url: where the server is; the database is emptied all the time.
+        client: of the same database.
+        memory: answers that are known already, by image, request and text of the script.
+    """
+
+    def __init__(self, url: str, client: redis.Redis, memory: dict[Any, Any] | None = None) -> None:
+        self._ledger = Ledger(settings_for(url))
+        self._store = self._ledger.store
+        self._keys = self._store.keys
+        self._client: Any = client
+        self._memory = {} if memory is None else memory
+        self._texts: dict[str, int] = {}
+        self.asked = 0
+
+    def close(self) -> None:
+        self._ledger.close()
+
+    def ask(self, image: Image, script: str, *args: Any) -> tuple[Any, Image]:
+        """The answer of a script to `args`, and what the server holds then."""
+        text = self._texts.get(script)
+        if text is None:
+            text = self._texts[script] = hash(store_module._source(script))
+        key = (image, script, text, args)
+        found: tuple[Any, Image] | None = self._memory.get(key)
+        if found is None:
+            self.asked += 1
+            self._bring(image)
+            answer = getattr(self, f"_{script}")(*args)
+            found = self._memory[key] = (answer, self._look(len(image.records)))
+        return found
+
+    # -- the requests --------------------------------------------------------------------------------------
+
+    def _elect(self, holder: str, highest: int, takes_over: str) -> tuple[str, str]:
+        kind, value, *_ = self._store.run(
+            "elect",
+            [self._keys.lease, self._keys.epoch, self._keys.app],
+            [holder, 600_000, highest, "proj", "{}", takes_over],
+        )
+        return kind, _timeless(value)
+
+    def _renew(self, value: str) -> bool:
+        return bool(self._store.run("renew", [self._keys.lease], [value, 600_000])[0])
+
+    def _release(self, value: str) -> bool:
+        return bool(self._store.run("release", [self._keys.lease], [value, self._keys.wake]))
+
+    def _claim(self, value: str, batch: str, numbers: tuple[int, ...], prefer: str) -> tuple[str, ...] | None:
+        claims = [
+            Claim(
+                key=_key(number),
+                entry=ENTRY,
+                slot=slot(number),
+                fingerprint="f",
+                task=_TASK,
+                task_id=task_id("protocol", _key(number), 1),
+                prefer=prefer,
+                ttl=_TTL / 1000,
+            )
+            for number in numbers
+        ]
+        try:
+            return tuple(self._ledger.claim(Term.read(value), batch, claims))
+        except NotLeading:
+            return None
+
+    def _confirm(self, epoch: int, number: int, outcome: str) -> str:
+        return self._ledger.confirm(epoch, {_key(number): outcome})[0]
+
+    def _give_back(self, epoch: int, number: int) -> str:
+        return self._ledger.give_back(epoch, [_key(number)], "unsent")[0]
+
+    def _doubt(self, value: str, number: int) -> str | None:
+        try:
+            return self._ledger.doubt(Term.read(value), [_key(number)], 0.0)[0]
+        except NotLeading:
+            return None
+
+    def _miss(self, value: str, number: int, has_record: bool) -> int | None:
+        keys = [_key(number)] if has_record else []
+        try:
+            return self._ledger.miss(Term.read(value), ENTRY, slot(number), 1, "late", "f", keys)
+        except NotLeading:
+            return None
+
+    def _begin(
+        self, number: int, epoch: int, run: str, after: str, redelivered: bool, mode: str
+    ) -> tuple[str, str]:
+        stamp = Stamp(key=_key(number), entry=ENTRY, slot=slot(number), epoch=epoch, run=after)
+        verdict = self._ledger.begin(
+            stamp,
+            run=run,
+            mode=mode,
+            redelivered=redelivered,
+            run_lease=600,
+            worker="w",
+            task=_TASK,
+            task_id="id",
+        )
+        return verdict.kind, verdict.reason
+
+    def _finish(self, number: int, run: str, state: str) -> bool:
+        return self._ledger.finish(_key(number), run, state)
+
+    def _renew_run(self, number: int, run: str) -> bool:
+        return self._ledger.renew_runs({_key(number): run}, 600)[_key(number)]
+
+    # -- the server ----------------------------------------------------------------------------------------
+
+    def _bring(self, image: Image) -> None:
+        keys = self._keys
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.flushdb()
+            pipe.set(keys.app, "proj")
+            pipe.set(keys.epoch, image.epoch)
+            if image.lease:
+                pipe.set(keys.lease, image.lease, px=600_000)
+            last, count, missed = image.entry
+            if last >= 0:
+                entry = {"slot": _us(last), "fingerprint": "f", "count": count, "missed": missed}
+                pipe.hset(keys.entries, ENTRY, json.dumps(entry))
+            if image.unfinished:
+                pipe.zadd(keys.unfinished, {_key(number): 1 for number in image.unfinished})
+            for number, record in enumerate(image.records):
+                if record:
+                    fields: dict[str, str | int] = {
+                        **{"key": _key(number), "entry": ENTRY, "slot": _us(number), "ttl": _TTL},
+                        **{"task": _TASK, "task_id": "id", "claimed_at": 1},
+                        **dict(record),
+                    }
+                    if "run_until" in fields:
+                        fields["run_until"] = _FAR_AHEAD if fields["run_until"] == "live" else "0"
+                    pipe.hset(keys.slot(_key(number)), mapping=fields)
+            if image.observed:
+                pipe.hset(keys.observed, _TASK, image.observed)
+            pipe.execute()
+
+    def _look(self, slots: int) -> Image:
+        keys = self._keys
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.get(keys.lease).get(keys.epoch).hget(keys.entries, ENTRY)
+            pipe.zrange(keys.unfinished, 0, -1).hget(keys.observed, _TASK)
+            for number in range(slots):
+                pipe.hgetall(keys.slot(_key(number)))
+            lease, epoch, text, unfinished, observed, *tables = pipe.execute()
+        entry = json.loads(text) if text else {"slot": _us(-1)}
+        return Image(
+            lease=_timeless(lease) if lease else "",
+            epoch=int(epoch),
+            entry=(_number(entry["slot"]), entry.get("count", 0), entry.get("missed", 0)),
+            unfinished=tuple(number for number in range(slots) if _key(number) in unfinished),
+            records=tuple(_record(table) for table in tables),
+            observed=int(observed or 0),
+        )
+
+
+def _record(table: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    kept = {name: text for name, text in table.items() if name not in _LEFT_OUT}
+    if "run_until" in kept:
+        # A run lease that the scripts have just written lasts for minutes.
+        kept["run_until"] = "live" if int(kept["run_until"]) > 1 else "over"
+    return tuple(sorted(kept.items()))
+
+
+def _timeless(value: str) -> str:
+    lease = json.loads(value)
+    return lease_value(lease["holder"], lease["epoch"])
+
+
+def _key(number: int) -> str:
+    return tick_key(ENTRY, slot(number))
+
+
+def _us(number: int) -> str:
+    return str(slot_to_us(slot(number)))
+
+
+def _number(us: str) -> int:
+    return (int(us) - slot_to_us(slot(0))) // 60_000_000

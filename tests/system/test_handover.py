@@ -1,0 +1,146 @@
+"""How the lead changes hands: the figures that the README promises."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from celery_leaderbeat.tick import parse_tick_key
+from tests.support.containers import LeaderbeatSetup
+from tests.support.scene import keys_of, leader
+from tests.support.waits import wait_for
+
+EVERY_SECOND = {"tick": {"task": "project.record", "every": 1.0, "policy": {"catch_up": "all"}}}
+ROUNDS = 10
+
+
+def server_time(stage: LeaderbeatSetup) -> float:
+    seconds, microseconds = stage.redis.time()
+    return seconds + microseconds / 1e6
+
+
+def replace_leader(stage: LeaderbeatSetup, signum: signal.Signals, timeout: float) -> float:
+    """End the leader with a signal, start another replica; the seconds until the next one was elected."""
+    first = leader(stage)
+    sent = server_time(stage)
+    first.kill(signum.name)
+    second = leader(stage, timeout, other_than=first)
+    since = float(stage.lease().since)
+    assert second is not first
+    stage.add_beat()
+    return since - sent
+
+
+def assert_gapless(keys: list[str], entry: str = "tick", period: float = 1.0) -> None:
+    """Each slot of the entry once, with no slot missing in between."""
+    slots = sorted(slot for name, slot in map(parse_tick_key, keys) if name == entry)
+    assert len(slots) == len(set(slots)), f"sent twice: {sorted(s for s in set(slots) if slots.count(s) > 1)}"
+    gaps = [(a, b) for a, b in zip(slots, slots[1:], strict=False) if b - a != timedelta(seconds=period)]
+    assert not gaps, f"slots are missing between {gaps}"
+
+
+def wait_for_slots(stage: LeaderbeatSetup, more: int, timeout: float) -> None:
+    sent = len(stage.beat_publishes())
+    wait_for(lambda: len(stage.beat_publishes()) >= sent + more, timeout, f"{more} more slots are sent")
+
+
+@pytest.mark.schedule(EVERY_SECOND)
+@pytest.mark.workers(0)
+@pytest.mark.matrix("valkey", "redis", "valkey+rabbitmq", "redis+rabbitmq")
+def test_ten_sigterm_handovers_take_milliseconds_and_lose_no_slot(
+    celery_setup: LeaderbeatSetup, record_property: Any
+) -> None:
+    leader(celery_setup)
+    wait_for_slots(celery_setup, 1, 5)
+    taken = []
+    for _ in range(ROUNDS):
+        taken.append(replace_leader(celery_setup, signal.SIGTERM, 5))
+        wait_for_slots(celery_setup, 1, 5)
+    record_property("handover_ms", [round(1000 * seconds, 1) for seconds in taken])
+    print("SIGTERM to the next leader, ms:", [round(1000 * seconds, 1) for seconds in sorted(taken)])
+    assert_gapless(keys_of(celery_setup.beat_publishes()))
+    assert statistics.median(taken) < 0.05, taken
+    assert max(taken) < 0.15, taken
+
+
+@pytest.mark.schedule(EVERY_SECOND)
+@pytest.mark.workers(0)
+@pytest.mark.matrix("valkey", "redis+rabbitmq")
+@pytest.mark.timeout(180)
+def test_ten_killed_leaders_are_replaced_within_two_and_a_half_seconds_and_lose_no_slot(
+    celery_setup: LeaderbeatSetup, record_property: Any
+) -> None:
+    leader(celery_setup)
+    wait_for_slots(celery_setup, 1, 5)
+    taken = []
+    for _ in range(ROUNDS):
+        taken.append(replace_leader(celery_setup, signal.SIGKILL, 10))
+        wait_for_slots(celery_setup, 1, 5)
+    record_property("handover_ms", [round(1000 * seconds) for seconds in taken])
+    print("kill -9 to the next leader, ms:", [round(1000 * seconds) for seconds in sorted(taken)])
+    assert_gapless(keys_of(celery_setup.beat_publishes()))
+    epochs = [record.epoch for record in celery_setup.beat_publishes()]
+    assert epochs == sorted(epochs)
+    assert len(set(epochs)) == ROUNDS + 1, "one election for each killed leader, and the first"
+    assert max(taken) < 2.5, taken
+
+
+@pytest.mark.schedule({"slow": {"task": "project.record", "every": 1.0}})
+@pytest.mark.workers(0)
+@pytest.mark.matrix("valkey")
+def test_every_slot_of_a_gap_is_sent_or_reported_missed_under_the_default_policy(
+    celery_setup: LeaderbeatSetup,
+) -> None:
+    leader(celery_setup)
+    wait_for_slots(celery_setup, 2, 5)
+    replace_leader(celery_setup, signal.SIGKILL, 10)
+    wait_for_slots(celery_setup, 2, 5)
+    keys = keys_of(celery_setup.beat_publishes())
+    assert len(keys) == len(set(keys))
+    slots = sorted(slot for _, slot in map(parse_tick_key, keys))
+    expected = int((slots[-1] - slots[0]) / timedelta(seconds=1)) + 1
+    missed = sum(
+        int(match) if match else 1
+        for beat in celery_setup.beats
+        for line in beat.find("missed: older than lookback reaches", since=0)
+        for match in [line.text.split(": ")[2].split()[0] if " slots from " in line.text else ""]
+    )
+    assert len(slots) + missed == expected
+    assert celery_setup.redis.hget(celery_setup.key("counts"), "missed") == str(missed)
+
+
+@pytest.mark.schedule({"tick": {"task": "project.record", "every": 0.5, "policy": {"catch_up": "all"}}})
+@pytest.mark.workers(0)
+@pytest.mark.matrix("valkey", "redis+rabbitmq")
+def test_a_stop_within_fifty_milliseconds_of_a_slot_loses_none_and_doubles_none(
+    celery_setup: LeaderbeatSetup,
+) -> None:
+    leader(celery_setup)
+    wait_for_slots(celery_setup, 2, 5)
+    taken = []
+    for offset in (-0.04, -0.02, -0.005, 0.0, 0.005, 0.02, 0.04):
+        first = leader(celery_setup)
+
+        def close_to_a_slot(offset: float = offset) -> bool:
+            phase = (server_time(celery_setup) - offset) % 0.5
+            return phase < 0.004
+
+        wait_for(close_to_a_slot, 5, "the slot is near", interval=0.0005)
+        sent = server_time(celery_setup)
+        first.terminate()
+        leader(celery_setup, 5, other_than=first)
+        taken.append(float(celery_setup.lease().since) - sent)
+        assert first.wait(3) == 0
+        assert "Traceback" not in first.logs()
+        celery_setup.add_beat()
+        wait_for_slots(celery_setup, 2, 5)
+    assert_gapless(keys_of(celery_setup.beat_publishes()), period=0.5)
+    assert max(taken) < 0.15, taken
+
+
+def test_slots_are_read_as_they_are_written() -> None:
+    assert parse_tick_key("tick@2026-10-02T03:00:00Z")[1] == datetime.fromisoformat("2026-10-02T03:00:00+00:00")
