@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import statistics
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ def wait_for_slots(stage: LeaderbeatSetup, more: int, timeout: float) -> None:
 
 @pytest.mark.schedule(EVERY_SECOND)
 @pytest.mark.workers(0)
-@pytest.mark.matrix("valkey", "redis", "valkey+rabbitmq", "redis+rabbitmq")
+@pytest.mark.matrix("valkey", "redis+rabbitmq")
 def test_ten_sigterm_handovers_take_milliseconds_and_lose_no_slot(
     celery_setup: LeaderbeatSetup, record_property: Any
 ) -> None:
@@ -89,7 +90,7 @@ def test_ten_killed_leaders_are_replaced_within_two_and_a_half_seconds_and_lose_
     assert max(taken) < 2.5, taken
 
 
-@pytest.mark.schedule({"slow": {"task": "project.record", "every": 1.0}})
+@pytest.mark.schedule({"quick": {"task": "project.record", "every": 0.25}})
 @pytest.mark.workers(0)
 @pytest.mark.matrix("valkey")
 def test_every_slot_of_a_gap_is_sent_or_reported_missed_under_the_default_policy(
@@ -102,13 +103,14 @@ def test_every_slot_of_a_gap_is_sent_or_reported_missed_under_the_default_policy
     keys = keys_of(celery_setup.beat_publishes())
     assert len(keys) == len(set(keys))
     slots = sorted(slot for _, slot in map(parse_tick_key, keys))
-    expected = int((slots[-1] - slots[0]) / timedelta(seconds=1)) + 1
-    missed = sum(
-        int(match) if match else 1
+    expected = int((slots[-1] - slots[0]) / timedelta(seconds=0.25)) + 1
+    reported = [
+        re.search(r"'quick': (?:(\d+) slots from|the slot) .* missed: older than lookback", line.text)
         for beat in celery_setup.beats
-        for line in beat.find("missed: older than lookback reaches", since=0)
-        for match in [line.text.split(": ")[2].split()[0] if " slots from " in line.text else ""]
-    )
+        for line in beat.find("missed", since=0)
+    ]
+    missed = sum(int(found[1] or 1) for found in reported if found)
+    assert missed >= 2, "the gap was longer than a second"
     assert len(slots) + missed == expected
     assert celery_setup.redis.hget(celery_setup.key("counts"), "missed") == str(missed)
 
@@ -140,7 +142,3 @@ def test_a_stop_within_fifty_milliseconds_of_a_slot_loses_none_and_doubles_none(
         wait_for_slots(celery_setup, 2, 5)
     assert_gapless(keys_of(celery_setup.beat_publishes()), period=0.5)
     assert max(taken) < 0.15, taken
-
-
-def test_slots_are_read_as_they_are_written() -> None:
-    assert parse_tick_key("tick@2026-10-02T03:00:00Z")[1] == datetime.fromisoformat("2026-10-02T03:00:00+00:00")
