@@ -20,7 +20,8 @@ demo: $(STAMP)
 	@$(BIN)/python examples/django_project/demo.py $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 4 -m "not timed" $(ARGS)
+	@$(BIN)/python -m pytest -m timed $(ARGS)
 
 test-unit: $(STAMP)
 	@$(BIN)/python -m pytest tests/unit $(ARGS)

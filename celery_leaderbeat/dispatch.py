@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 #: slots of entries that prefer a missed one.
 _CLAIM_BATCH = 32
 #: Seconds between two looks at the slots that somebody has to look after.
-_SWEEP_EVERY = 5.0
+_SWEEP_EVERY = 2.0
 #: Longest that the tick loop sleeps, in seconds: it has to show that it comes round.
 _LONGEST_SLEEP = 1.0
 #: Bounds of the wait after a publish that failed, in seconds.

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-django = pytest.importorskip("django")
+django = pytest.importorskip("django", minversion="5.1")
 
 PROJECT = Path(__file__).resolve().parents[2] / "examples" / "django_project"
 

@@ -15,6 +15,8 @@ from tests.support.containers import LeaderbeatSetup
 from tests.support.scene import keys_of, leader
 from tests.support.waits import wait_for
 
+pytestmark = pytest.mark.timed
+
 EVERY_SECOND = {"tick": {"task": "project.record", "every": 1.0, "policy": {"catch_up": "all"}}}
 ROUNDS = 10
 
