@@ -24,7 +24,7 @@ class Agenda:
 
     def put(self, plan: Plan) -> None:
         """Put a plan in its place; where it stood before no longer counts."""
-        when = plan.returned[0] if plan.returned else plan.next
+        when = plan.when
         serial = next(self._serial)
         self._current[plan.name] = serial
         if when is not None:

@@ -25,26 +25,25 @@ import contextlib
 import logging
 import random
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import datetime, timezone
 from typing import Any
-
-from celery.beat import BeatLazyFunc
 
 from celery_leaderbeat.agenda import Agenda
 from celery_leaderbeat.clock import FleetClock
+from celery_leaderbeat.debts import Debt, Debts
 from celery_leaderbeat.election import Elector
-from celery_leaderbeat.entries import POLICY_OPTION, Plan
+from celery_leaderbeat.entries import ASK_AGAIN_AFTER, Plan
 from celery_leaderbeat.errors import StoreError
 from celery_leaderbeat.ledger import Claim, Ledger, NotLeading, SlotRecord
+from celery_leaderbeat.message import Message, Outcome, build_message, expired_before
 from celery_leaderbeat.policy import Miss
-from celery_leaderbeat.publisher import Message, Outcome, Publisher, plain_copy
+from celery_leaderbeat.publisher import Publisher
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.signals import slots_missed
 from celery_leaderbeat.term import Term
-from celery_leaderbeat.tick import Stamp, slot_text, task_id, tick_key
+from celery_leaderbeat.tick import slot_text, tick_key
 
 __all__ = ["Dispatcher"]
 
@@ -73,16 +72,6 @@ class _Batch:
     messages: list[Message]
     claims: list[Claim]
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
-
-
-@dataclass(frozen=True)
-class _Debt:
-    """Something that Redis has to be told about a claim."""
-
-    epoch: int
-    key: str
-    outcome: str
-    reason: str = ""
 
 
 class Dispatcher:
@@ -117,10 +106,12 @@ class Dispatcher:
         self._plans: Mapping[str, Plan] = {}
         self._agenda = Agenda(())
         self._batch: _Batch | None = None
-        self._debts: deque[_Debt] = deque()
+        self._debts = Debts(self._ledger)
         self._sweep_at = 0.0
         self._hold_until = 0.0
         self._failures = 0
+        self._failing_since: float | None = None
+        self._ledger_is_away = False
 
     # -- the tick ------------------------------------------------------------------------------------------
 
@@ -129,7 +120,7 @@ class Dispatcher:
         try:
             if term != self._term:
                 self._begin(term)
-            self._settle_debts()
+            self._debts.settle()
             if self._batch is not None:
                 self._send(self._batch)
             if self._monotonic() >= self._sweep_at:
@@ -142,12 +133,17 @@ class Dispatcher:
             self._elector.lost(term)
             return 0.05
         except StoreError as exc:
-            logger.warning(
-                "The ledger is out of reach, nothing is sent: %s. Trying again.",
-                exc,
-                extra={"action": "ledger_unavailable"},
-            )
+            if not self._ledger_is_away:
+                self._ledger_is_away = True
+                logger.warning(
+                    "The ledger is out of reach, and nothing is sent until it answers: %s.",
+                    exc,
+                    extra={"action": "ledger_unavailable"},
+                )
             return random.uniform(0.1, 0.5)
+        if self._ledger_is_away:
+            self._ledger_is_away = False
+            logger.info("The ledger answers again.", extra={"action": "ledger_available"})
         return self._pause()
 
     def idle(self) -> None:
@@ -155,7 +151,7 @@ class Dispatcher:
         if self._batch is not None:
             self._drop_batch()
         with contextlib.suppress(StoreError):
-            self._settle_debts()
+            self._debts.settle()
 
     def _pause(self) -> float:
         pause = _LONGEST_SLEEP
@@ -168,7 +164,7 @@ class Dispatcher:
     def _begin(self, term: Term) -> None:
         """Go on where the entries stand in Redis."""
         self._drop_batch()
-        self._settle_debts()
+        self._debts.settle()
         plans = self._load_plans()
         now = self._clock.utcnow()
         fingerprints = {name: plan.fingerprint for name, plan in plans.items()}
@@ -188,7 +184,7 @@ class Dispatcher:
         self._agenda = Agenda(plan for plan in plans.values() if plan.last is not None)
         self._term = term
         self._sweep_at = self._hold_until = 0.0
-        self._failures = 0
+        self._failures, self._failing_since = 0, None
 
     def _start(self, plan: Plan, slot: datetime) -> None:
         try:
@@ -212,57 +208,63 @@ class Dispatcher:
             )
 
     def _dispatch(self, term: Term) -> None:
+        """Send or miss what is due."""
         now = self._clock.utcnow()
-        led_since = datetime.fromtimestamp(term.since, timezone.utc)
         taken = self._agenda.take(now, _CLAIM_BATCH)
         messages: list[Message] = []
         try:
             for plan in taken:
-                for decision in plan.decide(now, led_since):
-                    if isinstance(decision, Miss):
-                        self._miss(term, plan, decision)
-                    else:
-                        message = self._message(term, plan, decision.slot, now)
-                        if message is not None:
-                            messages.append(message)
+                messages += self._decided(term, plan, now)
             for i in range(0, len(messages), _CLAIM_BATCH):
                 self._send(self._claimable(term, messages[i : i + _CLAIM_BATCH]))
         finally:
             for plan in taken:
                 self._agenda.put(plan)
 
+    def _decided(self, term: Term, plan: Plan, now: datetime) -> list[Message]:
+        """Decide about the due slots of one entry: miss what is missed, and the messages of the others."""
+        led_since = datetime.fromtimestamp(term.since, timezone.utc)
+        try:
+            decisions = plan.decide(now, led_since)
+        except Exception:
+            plan.postpone(now + ASK_AGAIN_AFTER)
+            logger.exception(
+                "Entry %r: its schedule %r failed. It is asked again in %d s; the other entries run.",
+                plan.name,
+                plan.schedule,
+                ASK_AGAIN_AFTER.total_seconds(),
+                extra={"action": "schedule_failed", "entry": plan.name},
+            )
+            return []
+        messages = []
+        for decision in decisions:
+            if isinstance(decision, Miss):
+                self._miss(term, plan, decision)
+            else:
+                message = self._message(term, plan, decision.slot, now)
+                if message is not None:
+                    messages.append(message)
+        return messages
+
     # -- building ------------------------------------------------------------------------------------------
 
     def _message(self, term: Term, plan: Plan, slot: datetime, now: datetime) -> Message | None:
         """The message of a slot; None if the slot had to be missed instead."""
-        key = tick_key(plan.name, slot)
-        stamp = Stamp(key=key, entry=plan.name, slot=slot, epoch=term.epoch, attempt=1)
-        entry = plan.entry
         try:
-            args = tuple(_evaluated(value) for value in entry.args or ())
-            kwargs = {name: _evaluated(value) for name, value in (entry.kwargs or {}).items()}
+            message = build_message(plan, slot, term.epoch, self._settings.key_prefix)
         except Exception as exc:
-            logger.exception("Entry %r: its arguments can't be built.", plan.name)
+            logger.exception(
+                "Entry %r: its arguments can't be built.",
+                plan.name,
+                extra={"action": "impossible", "entry": plan.name},
+            )
             self._miss_one(term, plan, slot, f"its arguments can't be built: {exc!r}")
             return None
-        options = plain_copy(entry.options or {})
-        for name in (POLICY_OPTION, "task_id", "producer", "retry", "retry_policy"):
-            options.pop(name, None)
-        options["headers"] = {**(options.get("headers") or {}), "celery_beat_task": True, **stamp.headers()}
-        if _born_expired(options.get("expires"), now, self._app.timezone):
-            self._miss_one(term, plan, slot, f"born expired: expires is {options['expires']}")
+        expires = message.options.get("expires")
+        if expired_before(expires, now, self._app.timezone):
+            self._miss_one(term, plan, slot, f"born expired: expires is {expires}")
             return None
-        return Message(
-            entry=plan.name,
-            slot=slot,
-            stamp=stamp,
-            task=entry.task,
-            task_id=task_id(self._settings.key_prefix, key, 1),
-            prefer=plan.policy.prefer,
-            args=args,
-            kwargs=kwargs,
-            options=options,
-        )
+        return message
 
     def _claimable(self, term: Term, messages: list[Message]) -> _Batch:
         plans = {message.entry: self._plans[message.entry] for message in messages}
@@ -332,12 +334,18 @@ class Dispatcher:
                 failed = outcome.reason
                 self._not_sent(batch, message, outcome)
             message.confirmed = True
-        if failed:
-            self._failures += 1
-            low, high = _BACKOFF
-            self._hold_until = self._monotonic() + random.uniform(low, min(high, low * 2**self._failures))
-        else:
-            self._failures = 0
+        if not failed:
+            self._failures, self._failing_since = 0, None
+            self._elector.proven()
+            return
+        now = self._monotonic()
+        self._failures += 1
+        low, high = _BACKOFF
+        self._hold_until = now + random.uniform(low, min(high, low * 2.0**self._failures))
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        if now - self._failing_since > self._settings.stall_timeout:
+            self._failing_since = now
+            self._elector.step_down(f"it can't publish: {failed}")
 
     def _confirm(self, message: Message) -> None:
         """Confirm a message; runs in the publishing thread."""
@@ -350,16 +358,16 @@ class Dispatcher:
                 exc,
                 extra={"action": "confirm_later", "tick_key": message.key},
             )
-            self._debts.append(_Debt(message.stamp.epoch, message.key, "sent"))
+            self._debts.add(Debt(message.stamp.epoch, message.key, "sent"))
 
     def _not_sent(self, batch: _Batch, message: Message, outcome: Outcome) -> None:
         plan = batch.plans[message.entry]
         epoch = batch.term.epoch
         if outcome.kind == "unknown" and message.prefer != "duplicate":
-            self._owe(_Debt(epoch, message.key, "unconfirmed", outcome.reason))
+            self._debts.owe(Debt(epoch, message.key, "unconfirmed", outcome.reason))
             self._report(plan.name, message.slot, message.slot, 1, f"unconfirmed: {outcome.reason}")
             return
-        self._owe(_Debt(epoch, message.key, "returned", outcome.reason))
+        self._debts.owe(Debt(epoch, message.key, "returned", outcome.reason))
         if outcome.kind == "impossible":
             logger.error(
                 "Entry %r can't be sent: %s.",
@@ -456,21 +464,7 @@ class Dispatcher:
         if self._ledger.miss(term, record.entry, record.slot, 1, reason, "", [record.key]):
             self._report(record.entry, record.slot, record.slot, 1, reason)
 
-    # -- debts ---------------------------------------------------------------------------------------------
-
-    def _owe(self, debt: _Debt) -> None:
-        """Tell Redis now, or as soon as it answers."""
-        self._debts.append(debt)
-        try:
-            self._settle_debts()
-        except StoreError as exc:
-            logger.debug("To be told later: %s: %s", debt, exc)
-
-    def _settle_debts(self) -> None:
-        while self._debts:
-            debt = self._debts[0]
-            _tell(self._ledger, debt)
-            self._debts.remove(debt)
+    # -- the end of a term ---------------------------------------------------------------------------------
 
     def _drop_batch(self) -> None:
         """A batch whose term is over, and which wasn't published: give back what may have been claimed."""
@@ -479,9 +473,7 @@ class Dispatcher:
             return
         for message in batch.messages:
             if message.take():
-                self._debts.append(
-                    _Debt(batch.term.epoch, message.key, "returned", "its leader lost the lease")
-                )
+                self._debts.add(Debt(batch.term.epoch, message.key, "returned", "its leader lost the lease"))
         for plan in batch.plans.values():
             self._agenda.put(plan)
 
@@ -496,7 +488,7 @@ class Dispatcher:
         publisher, batch = self._publisher, self._batch
         if publisher is not None:
             publisher.abandon()
-        debts = list(self._debts)
+        debts = self._debts.open()
         if batch is not None:
             for message in batch.messages:
                 if message.take():
@@ -510,7 +502,7 @@ class Dispatcher:
         ledger = Ledger(self._settings, timeout / 2)
         try:
             for debt in dict.fromkeys(debts):
-                _tell(ledger, debt)
+                debt.tell(ledger)
         except StoreError as exc:
             logger.warning(
                 "Couldn't tell the ledger of %d slots: %s. The next leader decides about them.",
@@ -525,44 +517,13 @@ class Dispatcher:
         return self._clock.clock.monotonic()
 
 
-def _tell(ledger: Ledger, debt: _Debt) -> None:
-    if debt.outcome == "returned":
-        ledger.give_back(debt.epoch, [debt.key], debt.reason)
-    else:
-        ledger.confirm(debt.epoch, {debt.key: debt.outcome})
-
-
-def _ends(batch: _Batch) -> Iterable[_Debt]:
+def _ends(batch: _Batch) -> Iterable[Debt]:
     """What has to be said about the messages of a batch that was interrupted."""
     for message in batch.messages:
         outcome = message.outcome
         if message.confirmed or outcome is None or outcome.kind == "sent":
             continue
         if outcome.kind == "unknown" and message.prefer != "duplicate":
-            yield _Debt(batch.term.epoch, message.key, "unconfirmed", outcome.reason)
+            yield Debt(batch.term.epoch, message.key, "unconfirmed", outcome.reason)
         else:
-            yield _Debt(batch.term.epoch, message.key, "returned", outcome.reason)
-
-
-def _evaluated(value: Any) -> Any:
-    return value() if isinstance(value, BeatLazyFunc) else value
-
-
-def _born_expired(expires: Any, now: datetime, zone: tzinfo) -> bool:
-    """Whether a message with this `expires` would be expired when it is sent; naive times are in `zone`."""
-    if expires is None or isinstance(expires, bool):
-        return False
-    if isinstance(expires, (int, float)):
-        return expires <= 0
-    if isinstance(expires, timedelta):
-        return expires.total_seconds() <= 0
-    if isinstance(expires, str):
-        try:
-            expires = datetime.fromisoformat(expires.replace("Z", "+00:00"))
-        except ValueError:
-            return False
-    if isinstance(expires, datetime):
-        if expires.tzinfo is None:
-            expires = expires.replace(tzinfo=zone)
-        return bool(expires <= now)
-    return False
+            yield Debt(batch.term.epoch, message.key, "returned", outcome.reason)

@@ -61,6 +61,8 @@ logger = logging.getLogger(__name__)
 _LOOK_INTERVAL = 0.5
 #: A holder is gone when two looks this far apart (seconds) find no subscription.
 _GONE_AFTER = 1.0
+#: Longest that a replica which stepped down leaves the elections to others, in seconds.
+_LONGEST_RETREAT = 300.0
 #: Longest that a follower waits for its own subscription before it stands for election, in seconds.
 _SUBSCRIBE_FIRST = 0.5
 #: Bounds of the wait between two tries while Redis doesn't answer, in seconds.
@@ -139,6 +141,10 @@ class Elector:
         self._highest = 0
         self._progress = self._monotonic()
         self._stopping = False
+        self._stepping_down = ""
+        self._steps_down = 0
+        self._candidate_from = float("-inf")
+        self._others: list[str] = []
         self._standing_by_for = ""
         self._complained: dict[str, float] = {}
         self._thread = threading.Thread(target=self._run, name="leaderbeat-elector", daemon=True)
@@ -153,6 +159,10 @@ class Elector:
     def progress(self) -> None:
         """The tick loop came round."""
         self._progress = self._monotonic()
+
+    def proven(self) -> None:
+        """This replica can do a leader's work: the next time it steps down counts as the first."""
+        self._steps_down = 0
 
     def term(self) -> Term | None:
         """The term that this replica may trust right now, or None."""
@@ -180,6 +190,14 @@ class Elector:
         """A script found that `term` no longer leads."""
         if self._held is not None and self._held.term == term:
             self._orders.put("look")
+
+    def step_down(self, reason: str) -> None:
+        """Release the lease to another replica, if one is there, and leave the next elections to it for a while.
+
+        Each time in a row that this replica steps down, the while is twice as long, up to five minutes.
+        """
+        self._stepping_down = reason
+        self._orders.put("step down")
 
     def stop(self, timeout: float) -> bool:
         """Release the lease and end the threads; False if that took longer than `timeout` seconds.
@@ -253,6 +271,10 @@ class Elector:
                 gone = False
                 if watch is not None:
                     self._note(watch.term, remaining)
+            if (watch is None or gone) and self._monotonic() < self._candidate_from and self._others:
+                self._wait(_LOOK_INTERVAL)
+                watch = None
+                continue
             if watch is None or gone:
                 term = self._elect(watch.term.value if watch is not None else "")
                 if term is not None:
@@ -304,6 +326,8 @@ class Elector:
             held = self._held
             if held is None or now >= held.until:
                 raise _Ended("its lease could not be renewed in time")
+            if self._stepping_down:
+                self._step_down(term)
             if order is None and now < due:
                 continue
             if self._stalled():
@@ -408,8 +432,20 @@ class Elector:
                 extra={"action": "released", "epoch": term.epoch},
             )
 
+    def _step_down(self, term: Term) -> None:
+        reason, self._stepping_down = self._stepping_down, ""
+        if not self._others:
+            self._complain("alone", "This replica goes on leading, because no other is there: %s.", reason)
+            return
+        pause = min(self.settings.lease_ttl * 2.0**self._steps_down, _LONGEST_RETREAT)
+        self._steps_down += 1
+        self._candidate_from = self._monotonic() + pause
+        self._release(term)
+        raise _Ended(f"it steps down for {pause:.0f} s: {reason}")
+
     def _announce(self) -> None:
-        self._store.announce(self.holder, self.clock.now(), 3 * self.settings.lease_ttl)
+        seen = self._store.announce(self.holder, self.clock.now(), 3 * self.settings.renew_interval)
+        self._others = [holder for holder in seen if holder != self.holder]
 
     def _withdraw(self) -> None:
         try:

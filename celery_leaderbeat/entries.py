@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery.schedules import BaseSchedule, crontab
@@ -15,12 +15,15 @@ from celery_leaderbeat.policy import Miss, Policy, Send, build_policy, decide
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.timeline import fingerprint, next_slot, slots_between
 
-__all__ = ["POLICY_OPTION", "Plan", "check_entry", "load_plans"]
+__all__ = ["ASK_AGAIN_AFTER", "POLICY_OPTION", "Plan", "check_entry", "load_plans"]
 
 logger = logging.getLogger(__name__)
 
 #: The key of an entry's `options` that holds its policy. Celery's own beat never looks at it.
 POLICY_OPTION = "leaderbeat"
+
+#: A schedule that failed is asked again after this time.
+ASK_AGAIN_AFTER = timedelta(minutes=1)
 
 _ACCEPTED = ("task", "schedule", "args", "kwargs", "options", "relative")
 
@@ -41,6 +44,7 @@ class Plan:
     last: datetime | None = None
     next: datetime | None = None
     returned: list[datetime] = field(default_factory=list)
+    _postponed: datetime | None = None
 
     def start(self, last: datetime) -> None:
         """Go on after the slot `last`."""
@@ -54,7 +58,22 @@ class Plan:
             self.returned.remove(slot)
         if self.last is None or slot > self.last:
             self.last = slot
-            self.next = next_slot(self.schedule, slot)
+            try:
+                self.next = next_slot(self.schedule, slot)
+            except Exception:
+                self.next = None
+                self.postpone(slot + ASK_AGAIN_AFTER)
+                logger.exception(
+                    "Entry %r: its schedule %r failed. It is asked again in %d s; the other entries run.",
+                    self.name,
+                    self.schedule,
+                    ASK_AGAIN_AFTER.total_seconds(),
+                    extra={"action": "schedule_failed", "entry": self.name},
+                )
+
+    def postpone(self, until: datetime) -> None:
+        """Look at this entry again at `until`; what is due stays due."""
+        self._postponed = until
 
     def give_back(self, slot: datetime) -> None:
         """`slot` is to be sent again."""
@@ -62,13 +81,19 @@ class Plan:
             self.returned.append(slot)
             self.returned.sort()
 
-    def due(self, now: datetime) -> bool:
-        """Whether a slot is due at `now`."""
-        return bool(self.returned) or (self.next is not None and self.next <= now)
+    @property
+    def when(self) -> datetime | None:
+        """When this entry has to be looked at; None if never."""
+        if self._postponed is not None:
+            return self._postponed
+        return self.returned[0] if self.returned else self.next
 
     def decide(self, now: datetime, led_since: datetime) -> list[Send | Miss]:
         """What becomes of the slots that are due at `now`, oldest first."""
         assert self.last is not None
+        if self._postponed is not None:
+            self._postponed = None
+            self.next = next_slot(self.schedule, self.last)
         due: Iterable[datetime] = ()
         if self.next is not None and self.next <= now:
             due = slots_between(self.schedule, self.last, now)

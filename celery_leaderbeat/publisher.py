@@ -16,14 +16,11 @@ slot back. Taking is atomic without a lock, because the other side may be a sign
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import queue
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from celery.result import denied_join_result
@@ -31,9 +28,9 @@ from celery.utils.log import get_logger
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_leaderbeat.clock import Clock
-from celery_leaderbeat.tick import Stamp
+from celery_leaderbeat.message import Message, Outcome
 
-__all__ = ["Message", "Outcome", "Publisher"]
+__all__ = ["Publisher"]
 
 logger = logging.getLogger(__name__)
 #: Celery's own line "Sending due task" stays where operators look for it.
@@ -41,62 +38,6 @@ beat_logger = get_logger("celery.beat")
 
 #: A broker connection that has been idle for longer (seconds) is asked for a sign of life before it is used.
 _IDLE = 5.0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a message, and why."""
-
-    kind: str
-    reason: str = ""
-
-
-@dataclass
-class Message:
-    """One slot's message, ready to be published."""
-
-    entry: str
-    slot: datetime
-    stamp: Stamp
-    task: str
-    task_id: str
-    prefer: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    options: dict[str, Any]
-    outcome: Outcome | None = None
-    confirmed: bool = False
-    _token: deque[None] = field(default_factory=lambda: deque([None]))
-
-    @property
-    def key(self) -> str:
-        """The tick key of the slot."""
-        return self.stamp.key
-
-    def take(self) -> bool:
-        """Take the right to decide about this message; True for the first who asks, and only for them."""
-        try:
-            self._token.pop()
-        except IndexError:
-            return False
-        return True
-
-    @property
-    def taken(self) -> bool:
-        return not self._token
-
-
-def plain_copy(value: Any) -> Any:
-    """A copy of dicts, lists and tuples all the way down; what they hold is shared.
-
-    An entry's options may hold queues and exchanges, which are not to be copied, and dicts that Celery writes
-    to, which are.
-    """
-    if isinstance(value, Mapping):
-        return {key: plain_copy(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(plain_copy(item) for item in value)
-    return copy.copy(value) if isinstance(value, set) else value
 
 
 class Publisher:

@@ -105,7 +105,14 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
         if term is None:
             running.dispatcher.idle()
             return 0.0
-        return running.dispatcher.tick(term)
+        try:
+            return running.dispatcher.tick(term)
+        except Exception as exc:
+            logger.exception(
+                "The tick failed; another replica leads on, if there is one.", extra={"action": "tick_failed"}
+            )
+            running.elector.step_down(f"its tick failed: {exc!r}")
+            return _STANDBY_TICK
 
     def _start(self) -> _Running:
         plans = load_plans(self.schedule, self._settings, self.app.conf.beat_cron_starting_deadline)

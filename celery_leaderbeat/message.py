@@ -1,0 +1,126 @@
+"""A slot's message: what is published, built from the entry, and what became of it. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, tzinfo
+from typing import Any, Literal
+
+from celery.beat import BeatLazyFunc
+
+from celery_leaderbeat.entries import POLICY_OPTION, Plan
+from celery_leaderbeat.tick import Stamp, task_id, tick_key
+
+__all__ = ["Message", "Outcome", "build_message", "expired_before"]
+
+#: Options of an entry that this package sets itself: a publish is tried once, and the slot names the task.
+_OURS = (POLICY_OPTION, "producer", "retry", "retry_policy", "task_id")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a message, and why; the kinds are those of `publisher`."""
+
+    kind: Literal["sent", "unsent", "unknown", "impossible"]
+    reason: str = ""
+
+
+@dataclass
+class Message:
+    """One slot's message, ready to be published."""
+
+    entry: str
+    slot: datetime
+    stamp: Stamp
+    task: str
+    task_id: str
+    prefer: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    options: dict[str, Any]
+    outcome: Outcome | None = None
+    confirmed: bool = False
+    _token: deque[None] = field(default_factory=lambda: deque([None]))
+
+    @property
+    def key(self) -> str:
+        """The tick key of the slot."""
+        return self.stamp.key
+
+    def take(self) -> bool:
+        """Take the right to decide about this message; True for the first who asks, and only for them."""
+        try:
+            self._token.pop()
+        except IndexError:
+            return False
+        return True
+
+    @property
+    def taken(self) -> bool:
+        return not self._token
+
+
+def build_message(plan: Plan, slot: datetime, epoch: int, prefix: str, attempt: int = 1) -> Message:
+    """The message for a slot under an epoch. The entry's own dicts are copied, not touched.
+
+    Raises whatever the entry's lazy arguments raise.
+    """
+    key = tick_key(plan.name, slot)
+    stamp = Stamp(key=key, entry=plan.name, slot=slot, epoch=epoch, attempt=attempt)
+    entry = plan.entry
+    options = _plain_copy(entry.options or {})
+    for name in _OURS:
+        options.pop(name, None)
+    options["headers"] = {**(options.get("headers") or {}), "celery_beat_task": True, **stamp.headers()}
+    return Message(
+        entry=plan.name,
+        slot=slot,
+        stamp=stamp,
+        task=entry.task,
+        task_id=task_id(prefix, key, attempt),
+        prefer=plan.policy.prefer,
+        args=tuple(_evaluated(value) for value in entry.args or ()),
+        kwargs={name: _evaluated(value) for name, value in (entry.kwargs or {}).items()},
+        options=options,
+    )
+
+
+def expired_before(expires: Any, now: datetime, zone: tzinfo) -> bool:
+    """Whether a message with this `expires` option would be expired when it is sent at `now`.
+
+    Numbers are seconds from the send, naive times are in `zone`; what Celery would refuse is left to it.
+    """
+    if isinstance(expires, timedelta):
+        expires = expires.total_seconds()
+    if isinstance(expires, (int, float)):
+        return not isinstance(expires, bool) and expires <= 0
+    if isinstance(expires, str):
+        try:
+            expires = datetime.fromisoformat(expires.replace("Z", "+00:00"))
+        except ValueError:
+            return False
+    if not isinstance(expires, datetime):
+        return False
+    if expires.tzinfo is None:
+        expires = expires.replace(tzinfo=zone)
+    return bool(expires <= now)
+
+
+def _evaluated(value: Any) -> Any:
+    return value() if isinstance(value, BeatLazyFunc) else value
+
+
+def _plain_copy(value: Any) -> Any:
+    """A copy of dicts, lists and tuples all the way down; what they hold is shared.
+
+    An entry's options may hold queues and exchanges, which are not to be copied, and dicts that Celery writes
+    to, which are.
+    """
+    if isinstance(value, Mapping):
+        return {key: _plain_copy(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain_copy(item) for item in value)
+    return copy.copy(value) if isinstance(value, set) else value
