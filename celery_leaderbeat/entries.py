@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -107,46 +108,37 @@ def check_entry(name: str, raw: Any, build: Callable[..., Any]) -> Any:
         EntryError: names the entry, the key, what is wrong and what to write instead.
     """
     if hasattr(raw, "schedule") and hasattr(raw, "task"):
-        entry = raw
-    else:
-        if not isinstance(raw, Mapping):
-            raise EntryError(
-                f"Entry {name!r} is {raw!r}: it must be a dict with the keys 'task' and 'schedule'."
-            )
-        unknown = [key for key in raw if key not in _ACCEPTED]
-        if unknown:
-            raise EntryError(
-                f"Entry {name!r} has the unknown key {unknown[0]!r}; the keys are {', '.join(_ACCEPTED)}."
-            )
-        for key in ("task", "schedule"):
-            if not raw.get(key):
-                raise EntryError(f"Entry {name!r} has no {key!r}: {key!r} is {raw.get(key)!r}.")
-        schedule = raw["schedule"]
-        if isinstance(schedule, str):
-            raise EntryError(
-                f"Entry {name!r} has the schedule {schedule!r}, a string: write a number of seconds, a timedelta "
-                f"or a schedule such as crontab(minute=0)."
-            )
-        for key, kinds, form in (
-            ("args", (list, tuple), "a list or a tuple"),
-            ("kwargs", (Mapping,), "a dict"),
-            ("options", (Mapping,), "a dict"),
-        ):
-            value = raw.get(key)
-            if value is not None and not isinstance(value, kinds):
-                raise EntryError(f"Entry {name!r} has {key!r} {value!r}: it must be {form}.")
-        try:
-            entry = build(**dict(raw, name=name))
-        except Exception as exc:
-            raise EntryError(f"Entry {name!r} can't be used: {exc}.") from exc
-    if not isinstance(entry.task, str):
-        raise EntryError(f"Entry {name!r} has the task {entry.task!r}: write the task's name, a string.")
-    if not hasattr(entry.schedule, "is_due"):
+        _check_fields(name, {"task": raw.task, "schedule": raw.schedule})
+        return raw
+    if not isinstance(raw, Mapping):
+        raise EntryError(f"Entry {name!r} is {raw!r}: it must be a dict with the keys 'task' and 'schedule'.")
+    unknown = [key for key in raw if key not in _ACCEPTED]
+    if unknown:
+        nearest = difflib.get_close_matches(str(unknown[0]), _ACCEPTED, 1)
+        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
         raise EntryError(
-            f"Entry {name!r} has the schedule {entry.schedule!r}: write a number of seconds, a timedelta or a "
-            f"schedule such as crontab(minute=0)."
+            f"Entry {name!r} has the unknown key {unknown[0]!r}; the keys are {', '.join(_ACCEPTED)}.{hint}"
         )
-    return entry
+    _check_fields(name, raw)
+    try:
+        return build(**dict(raw, name=name))
+    except Exception as exc:
+        raise EntryError(f"Entry {name!r} can't be used: {exc}.") from exc
+
+
+def _check_fields(name: str, raw: Mapping[str, Any]) -> None:
+    schedule = raw.get("schedule")
+    timed = isinstance(schedule, (int, float, timedelta)) and not isinstance(schedule, bool)
+    asked = hasattr(schedule, "is_due") or hasattr(schedule, "remaining_estimate")
+    for key, right, form in (
+        ("task", isinstance(raw.get("task"), str) and raw.get("task"), "the task's name, a string"),
+        ("schedule", timed or asked, "seconds, a timedelta, or a schedule such as crontab(minute=0)"),
+        ("args", isinstance(raw.get("args") or (), (list, tuple)), "a list or a tuple"),
+        ("kwargs", isinstance(raw.get("kwargs") or {}, Mapping), "a dict"),
+        ("options", isinstance(raw.get("options") or {}, Mapping), "a dict"),
+    ):
+        if not right:
+            raise EntryError(f"Entry {name!r} has the {key!r} {raw.get(key)!r}: it must be {form}.")
 
 
 def load_plans(

@@ -1,0 +1,220 @@
+"""Entries are loaded one by one, and one that fails stays alone."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.beat import BeatLazyFunc, ScheduleEntry
+from celery.schedules import BaseSchedule, crontab, schedule
+
+from celery_leaderbeat.agenda import Agenda
+from celery_leaderbeat.entries import ASK_AGAIN_AFTER, Plan, check_entry, load_plans
+from celery_leaderbeat.errors import EntryError
+from celery_leaderbeat.message import build_message, expired_before
+from celery_leaderbeat.policy import Policy, Send
+from celery_leaderbeat.settings import Settings
+
+T0 = datetime(2026, 10, 2, 3, 0, tzinfo=timezone.utc)
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture
+def app() -> Celery:
+    app = Celery("unit", broker="redis://", set_as_current=False)
+    yield app
+    app.close()
+
+
+def build(app: Celery) -> Any:
+    return lambda **fields: ScheduleEntry(**fields, app=app)
+
+
+def plan(app: Celery, name: str = "tick", every: Any = 1.0, **entry: Any) -> Plan:
+    raw = {"task": "unit.task", "schedule": every, **entry}
+    plans = load_plans({name: check_entry(name, raw, build(app))}, Settings.from_app(app), None)
+    return plans[name]
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (None, ["'bad'", "None", "'task'", "'schedule'"]),
+        ("text", ["'bad'", "dict"]),
+        ({"task": "t", "schedule": 1, "argz": ()}, ["'argz'", "args"]),
+        ({"schedule": 1}, ["'task'"]),
+        ({"task": "t"}, ["'schedule'"]),
+        ({"task": "t", "schedule": "*/5 * * * *"}, ["'schedule'", "crontab"]),
+        ({"task": "t", "schedule": object()}, ["'schedule'", "timedelta"]),
+        ({"task": 5, "schedule": 1}, ["'task'", "5"]),
+        ({"task": "t", "schedule": 1, "args": "abc"}, ["'args'", "list"]),
+        ({"task": "t", "schedule": 1, "kwargs": [1]}, ["'kwargs'", "dict"]),
+        ({"task": "t", "schedule": 1, "options": "q"}, ["'options'", "dict"]),
+    ],
+)
+def test_a_bad_entry_is_named_with_its_key_and_what_to_write(app: Celery, raw: Any, words: list[str]) -> None:
+    with pytest.raises(EntryError) as caught:
+        check_entry("bad", raw, build(app))
+    for word in ["'bad'", *words]:
+        assert word in str(caught.value)
+
+
+def test_a_bad_policy_or_interval_costs_only_its_own_entry(
+    app: Celery, caplog: pytest.LogCaptureFixture
+) -> None:
+    raw = {
+        "good": {"task": "t", "schedule": 5.0},
+        "policy": {"task": "t", "schedule": 5.0, "options": {"leaderbeat": {"catchup": "all"}}},
+        "mapping": {"task": "t", "schedule": 5.0, "options": {"leaderbeat": "all"}},
+        "negative": {"task": "t", "schedule": -5.0},
+    }
+    entries = {name: check_entry(name, item, build(app)) for name, item in raw.items()}
+    with caplog.at_level(logging.ERROR):
+        plans = load_plans(entries, Settings.from_app(app), None)
+    assert set(plans) == {"good"}
+    assert sorted(record.entry for record in caplog.records) == ["mapping", "negative", "policy"]
+    assert "catch_up" in caplog.text
+
+
+def test_the_starting_deadline_of_crontabs_is_no_deadline_of_intervals(app: Celery) -> None:
+    raw = {
+        "cron": {"task": "t", "schedule": crontab(minute=0, app=app)},
+        "interval": {"task": "t", "schedule": 60.0},
+    }
+    entries = {name: check_entry(name, item, build(app)) for name, item in raw.items()}
+    plans = load_plans(entries, Settings.from_app(app), 90)
+    assert plans["cron"].policy.deadline == 90
+    assert plans["interval"].policy.deadline is None
+
+
+class Failing(BaseSchedule):
+    """A schedule that fails as long as it is told to."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.fails = False
+        super().__init__(**kwargs)
+
+    def slots_after(self, after: datetime) -> Any:
+        if self.fails:
+            raise RuntimeError("no slots today")
+        first = after.replace(microsecond=0) + SECOND
+        return iter([first + i * SECOND for i in range(1000)])
+
+
+def test_a_schedule_that_fails_later_is_asked_again_and_loses_no_slot(
+    app: Celery, caplog: pytest.LogCaptureFixture
+) -> None:
+    item = Plan("tick", None, Failing(app=app), "f", Policy(catch_up="all", lookback=100))
+    item.start(T0)
+    assert item.when == T0 + SECOND
+    item.schedule.fails = True
+    item.advance(T0 + SECOND)
+    assert "no slots today" in caplog.text
+    assert item.when == T0 + SECOND + ASK_AGAIN_AFTER
+    item.schedule.fails = False
+    decisions = item.decide(T0 + 4 * SECOND, T0)
+    assert [d.slot for d in decisions if isinstance(d, Send)] == [T0 + i * SECOND for i in (2, 3, 4)]
+
+
+def test_a_slot_that_is_given_back_comes_first_and_only_once(app: Celery) -> None:
+    item = plan(app)
+    item.start(T0)
+    item.advance(T0 + SECOND)
+    item.give_back(T0 + SECOND)
+    item.give_back(T0 + SECOND)
+    assert item.when == T0 + SECOND
+    decisions = item.decide(T0 + SECOND, T0)
+    assert decisions == [Send(T0 + SECOND)]
+    item.advance(T0 + SECOND)
+    assert item.returned == []
+    assert item.last == T0 + SECOND
+
+
+def test_the_agenda_gives_the_longest_due_first_and_forgets_old_places(app: Celery) -> None:
+    plans = [plan(app, name, every) for name, every in (("a", 3.0), ("b", 1.0), ("c", 2.0))]
+    for item in plans:
+        item.start(T0)
+    agenda = Agenda(plans)
+    assert agenda.next_time() == T0 + SECOND
+    assert [item.name for item in agenda.take(T0 + 2 * SECOND, 10)] == ["b", "c"]
+    assert agenda.next_time() == T0 + 3 * SECOND
+    plans[0].advance(T0 + 3 * SECOND)
+    agenda.put(plans[0])
+    assert agenda.next_time() == T0 + 6 * SECOND
+    assert agenda.take(T0 + 5 * SECOND, 10) == []
+
+
+def test_the_agenda_takes_no_more_than_it_is_asked_for(app: Celery) -> None:
+    plans = [plan(app, f"e{i}") for i in range(5)]
+    for item in plans:
+        item.start(T0)
+    agenda = Agenda(plans)
+    assert len(agenda.take(T0 + SECOND, 2)) == 2
+    assert len(agenda.take(T0 + SECOND, 10)) == 3
+
+
+def test_a_message_copies_the_entrys_dicts_and_keeps_its_own_headers(app: Celery) -> None:
+    options = {
+        "headers": {"x": {"deep": [1]}},
+        "queue": "q",
+        "task_id": "mine",
+        "retry": True,
+        "leaderbeat": {"prefer": "duplicate"},
+    }
+    item = plan(app, options=options, args=(BeatLazyFunc(lambda: 7), 1), kwargs={"k": BeatLazyFunc(str, 5)})
+    message = build_message(item, T0, epoch=9, prefix="p")
+    assert message.args == (7, 1)
+    assert message.kwargs == {"k": "5"}
+    assert message.options["headers"] == {
+        "x": {"deep": [1]},
+        "celery_beat_task": True,
+        "leaderbeat_tick_key": "tick@2026-10-02T03:00:00Z",
+        "leaderbeat_fencing_epoch": 9,
+        "leaderbeat_slot": "2026-10-02T03:00:00Z",
+        "leaderbeat_attempt": 1,
+    }
+    assert set(message.options) == {"headers", "queue"}
+    message.options["headers"]["x"]["deep"].append(2)
+    assert options["headers"] == {"x": {"deep": [1]}}
+    assert message.prefer == "duplicate"
+    assert build_message(item, T0, epoch=10, prefix="p").task_id == message.task_id
+
+
+def test_only_one_side_may_decide_about_a_message(app: Celery) -> None:
+    message = build_message(plan(app), T0, epoch=1, prefix="p")
+    assert not message.taken
+    assert message.take()
+    assert message.taken
+    assert not message.take()
+
+
+@pytest.mark.parametrize(
+    ("expires", "expired"),
+    [
+        (None, False),
+        (10, False),
+        (0, True),
+        (-1.5, True),
+        (True, False),
+        (timedelta(seconds=5), False),
+        (timedelta(0), True),
+        (T0 - SECOND, True),
+        (T0 + SECOND, False),
+        ("2026-10-02T02:59:59Z", True),
+        ("2026-10-02T05:00:01+02:00", False),
+        ("soon", False),
+        (datetime(2026, 10, 2, 2, 59), True),
+        (datetime(2026, 10, 2, 3, 1), False),
+    ],
+)
+def test_a_message_is_born_expired_by_the_time_of_its_send(expires: Any, expired: bool) -> None:
+    assert expired_before(expires, T0, timezone.utc) is expired
+
+
+def test_a_schedule_with_no_slot_at_all_is_named(app: Celery) -> None:
+    item = Plan("never", None, schedule(1.0, app=app), "f", Policy())
+    item.start(datetime(9998, 12, 31, tzinfo=timezone.utc))
+    assert item.when is None
