@@ -101,12 +101,14 @@ class Plan:
         return decide(self.policy, due, led_since=led_since, now=now, returned=tuple(self.returned))
 
 
-def check_entry(name: str, raw: Any, build: Callable[..., Any]) -> Any:
+def check_entry(name: Any, raw: Any, build: Callable[..., Any]) -> Any:
     """Build Celery's entry from one item of `beat_schedule`.
 
     Raises:
         EntryError: names the entry, the key, what is wrong and what to write instead.
     """
+    if not isinstance(name, str) or not name:
+        raise EntryError(f"Entry {name!r}: the name of an entry must be a string that isn't empty.")
     if hasattr(raw, "schedule") and hasattr(raw, "task"):
         _check_fields(name, {"task": raw.task, "schedule": raw.schedule})
         return raw

@@ -7,7 +7,8 @@ run by a real server that has been brought to the image, once; asked again, it i
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import redis
@@ -18,7 +19,7 @@ from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import Stamp, slot_to_us, task_id, tick_key
 from tests.protocol.ground import ENTRY, settings_for, slot
 
-__all__ = ["FIRST_EPOCH", "Image", "Images", "lease_value"]
+__all__ = ["FIRST_EPOCH", "Image", "Images", "empty", "lease_value"]
 
 #: Above the server's clock, so that each election adds one and the same history has the same epochs.
 FIRST_EPOCH = 5_000_000_000
@@ -26,6 +27,14 @@ FIRST_EPOCH = 5_000_000_000
 _TASK = "proj.task"
 _TTL = 3_600_000
 _FAR_AHEAD = "9999999999999"
+#: Many commands at once.
+_ALL = """
+local answers = {}
+for i, command in ipairs(cjson.decode(ARGV[1])) do
+  answers[i] = redis.call(unpack(command))
+end
+return answers
+"""
 # Equal for all records of a slot, or no part of any decision but that on a grace or a run's lease.
 _LEFT_OUT = {
     *("key", "entry", "slot", "task", "task_id", "ttl", "worker", "reason"),
@@ -64,15 +73,10 @@ def empty(slots: int) -> Image:
     return Image("", FIRST_EPOCH, (-1, 0, 0), (), ((),) * slots, 0)
 
 
+@cache
 def lease_value(holder: str, epoch: int) -> str:
     """The value of a lease without the time of the election."""
     return json.dumps({"app": "proj", "epoch": epoch, "holder": holder}, sort_keys=True)
-
-
-@dataclass(frozen=True)
-class _Request:
-    script: str
-    args: tuple[Any, ...]
 
 
 class Images:
@@ -88,9 +92,10 @@ class Images:
         self._ledger = Ledger(settings_for(url))
         self._store = self._ledger.store
         self._keys = self._store.keys
-        self._client: Any = client
+        self._all: Any = client.register_script(_ALL)
         self._memory = {} if memory is None else memory
         self._texts: dict[str, int] = {}
+        self._held: Image | None = None
         self.asked = 0
 
     def close(self) -> None:
@@ -105,9 +110,13 @@ class Images:
         found: tuple[Any, Image] | None = self._memory.get(key)
         if found is None:
             self.asked += 1
-            self._bring(image)
+            if image != self._held:
+                self._bring(image)
             answer = getattr(self, f"_{script}")(*args)
-            found = self._memory[key] = (answer, self._look(len(image.records)))
+            after = self._look(len(image.records))
+            # A new lease still has its time in its value.
+            self._held = None if script == "elect" else after
+            found = self._memory[key] = (answer, after)
         return found
 
     # -- the requests --------------------------------------------------------------------------------------
@@ -190,47 +199,50 @@ class Images:
 
     def _bring(self, image: Image) -> None:
         keys = self._keys
-        with self._client.pipeline(transaction=False) as pipe:
-            pipe.flushdb()
-            pipe.set(keys.app, "proj")
-            pipe.set(keys.epoch, image.epoch)
-            if image.lease:
-                pipe.set(keys.lease, image.lease, px=600_000)
-            last, count, missed = image.entry
-            if last >= 0:
-                entry = {"slot": _us(last), "fingerprint": "f", "count": count, "missed": missed}
-                pipe.hset(keys.entries, ENTRY, json.dumps(entry))
-            if image.unfinished:
-                pipe.zadd(keys.unfinished, {_key(number): 1 for number in image.unfinished})
-            for number, record in enumerate(image.records):
-                if record:
-                    fields: dict[str, str | int] = {
-                        **{"key": _key(number), "entry": ENTRY, "slot": _us(number), "ttl": _TTL},
-                        **{"task": _TASK, "task_id": "id", "claimed_at": 1},
-                        **dict(record),
-                    }
-                    if "run_until" in fields:
-                        fields["run_until"] = _FAR_AHEAD if fields["run_until"] == "live" else "0"
-                    pipe.hset(keys.slot(_key(number)), mapping=fields)
-            if image.observed:
-                pipe.hset(keys.observed, _TASK, image.observed)
-            pipe.execute()
+        commands: list[list[str | int]] = [
+            ["FLUSHDB"],
+            ["SET", keys.app, "proj"],
+            ["SET", keys.epoch, str(image.epoch)],
+        ]
+        if image.lease:
+            commands.append(["SET", keys.lease, image.lease, "PX", 600_000])
+        last, count, missed = image.entry
+        if last >= 0:
+            entry = {"slot": _us(last), "fingerprint": "f", "count": count, "missed": missed}
+            commands.append(["HSET", keys.entries, ENTRY, json.dumps(entry)])
+        commands += [["ZADD", keys.unfinished, 1, _key(number)] for number in image.unfinished]
+        for number, record in enumerate(image.records):
+            if record:
+                fields: dict[str, str | int] = {
+                    **{"key": _key(number), "entry": ENTRY, "slot": _us(number), "ttl": str(_TTL)},
+                    **{"task": _TASK, "task_id": "id", "claimed_at": 1},
+                    **dict(record),
+                }
+                if "run_until" in fields:
+                    fields["run_until"] = _FAR_AHEAD if fields["run_until"] == "live" else "0"
+                commands.append(["HSET", keys.slot(_key(number)), *chain.from_iterable(fields.items())])
+        if image.observed:
+            commands.append(["HSET", keys.observed, _TASK, str(image.observed)])
+        self._all(args=[json.dumps(commands)])
 
     def _look(self, slots: int) -> Image:
         keys = self._keys
-        with self._client.pipeline(transaction=False) as pipe:
-            pipe.get(keys.lease).get(keys.epoch).hget(keys.entries, ENTRY)
-            pipe.zrange(keys.unfinished, 0, -1).hget(keys.observed, _TASK)
-            for number in range(slots):
-                pipe.hgetall(keys.slot(_key(number)))
-            lease, epoch, text, unfinished, observed, *tables = pipe.execute()
+        commands = [
+            ["GET", keys.lease],
+            ["GET", keys.epoch],
+            ["HGET", keys.entries, ENTRY],
+            ["ZRANGE", keys.unfinished, 0, -1],
+            ["HGET", keys.observed, _TASK],
+            *(["HGETALL", keys.slot(_key(number))] for number in range(slots)),
+        ]
+        lease, epoch, text, unfinished, observed, *rows = self._all(args=[json.dumps(commands)])
         entry = json.loads(text) if text else {"slot": _us(-1)}
         return Image(
             lease=_timeless(lease) if lease else "",
             epoch=int(epoch),
             entry=(_number(entry["slot"]), entry.get("count", 0), entry.get("missed", 0)),
             unfinished=tuple(number for number in range(slots) if _key(number) in unfinished),
-            records=tuple(_record(table) for table in tables),
+            records=tuple(_record(dict(zip(row[::2], row[1::2], strict=True))) for row in rows),
             observed=int(observed or 0),
         )
 
@@ -248,10 +260,12 @@ def _timeless(value: str) -> str:
     return lease_value(lease["holder"], lease["epoch"])
 
 
+@cache
 def _key(number: int) -> str:
     return tick_key(ENTRY, slot(number))
 
 
+@cache
 def _us(number: int) -> str:
     return str(slot_to_us(slot(number)))
 

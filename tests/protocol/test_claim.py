@@ -34,7 +34,12 @@ def test_a_claim_writes_record_last_decided_slot_and_sweep_list_in_one_step(grou
     term = ground.elect()
     assert ground.ask(term, 1, prefer="duplicate", ttl=90) == ["claimed"]
     record = ground.record(1)
-    assert (record.state, record.epoch, record.attempt, record.prefer) == ("claimed", term.epoch, 1, "duplicate")
+    assert (record.state, record.epoch, record.attempt, record.prefer) == (
+        "claimed",
+        term.epoch,
+        1,
+        "duplicate",
+    )
     assert record.claimed_at is not None
     assert abs(record.claimed_at * 1000 - ground.now_ms()) < 5_000
     assert ground.last_decided() == 1
@@ -51,7 +56,9 @@ def test_a_batch_is_answered_slot_by_slot(ground: Ground) -> None:
     assert ground.ledger.counts()["claimed"] == 2
 
 
-@pytest.mark.parametrize("lease", ["gone", "of another replica", "of a newer term of the same replica", "not ours"])
+@pytest.mark.parametrize(
+    "lease", ["gone", "of another replica", "of a newer term of the same replica", "not ours"]
+)
 def test_no_claim_succeeds_for_a_holder_whose_lease_is_gone(ground: Ground, lease: str) -> None:
     late = ground.elect("one")
     ground.lapse()
@@ -88,10 +95,23 @@ def test_a_batch_name_of_an_older_term_is_another_batch(ground: Ground) -> None:
 
 @pytest.mark.parametrize(
     "state",
-    ["sent", "unconfirmed", "running", "retrying", "done", "failed", "missed", "skipped", "abandoned", "refused"],
+    [
+        "sent",
+        "unconfirmed",
+        "running",
+        "retrying",
+        "done",
+        "failed",
+        "missed",
+        "skipped",
+        "abandoned",
+        "refused",
+    ],
 )
 @pytest.mark.parametrize("prefer", ["missed", "duplicate"])
-def test_a_slot_that_is_past_its_claim_is_never_claimed_again(ground: Ground, state: str, prefer: str) -> None:
+def test_a_slot_that_is_past_its_claim_is_never_claimed_again(
+    ground: Ground, state: str, prefer: str
+) -> None:
     _now_in(ground, state)
     ground.write(1, prefer=prefer)
     term = ground.next_term()

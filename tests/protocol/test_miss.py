@@ -51,7 +51,9 @@ def test_the_own_terms_claims_are_not_doubted(ground: Ground) -> None:
     assert ground.unfinished() == {ground.key(1)}
 
 
-def test_an_older_claim_that_prefers_a_duplicate_is_not_doubted_but_left_to_be_claimed(ground: Ground) -> None:
+def test_an_older_claim_that_prefers_a_duplicate_is_not_doubted_but_left_to_be_claimed(
+    ground: Ground,
+) -> None:
     ground.claim(ground.elect(), 1, prefer="duplicate")
     term = ground.next_term()
     assert ground.doubt(term, 1) == ["claimed"]

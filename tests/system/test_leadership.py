@@ -354,7 +354,9 @@ def test_the_lease_is_renewed_whatever_the_loops_interval_is(
 @pytest.mark.matrix("valkey", "redis+rabbitmq")
 def test_embedded_beats_of_three_workers_give_the_same_guarantees(scene: Scene) -> None:
     workers = [
-        scene.start_worker(pool=pool, concurrency=2 if pool != "solo" else 1, args=("-B", "--scheduler", "leaderbeat"))
+        scene.start_worker(
+            pool=pool, concurrency=2 if pool != "solo" else 1, args=("-B", "--scheduler", "leaderbeat")
+        )
         for pool in ("prefork", "solo", "threads")
     ]
     lease = wait_for(scene.lease, 10, "an embedded beat leads")

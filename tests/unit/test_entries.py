@@ -62,6 +62,12 @@ def test_a_bad_entry_is_named_with_its_key_and_what_to_write(app: Celery, raw: A
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize("name", [5, None, ""])
+def test_an_entry_needs_a_name(app: Celery, name: Any) -> None:
+    with pytest.raises(EntryError, match="must be a string"):
+        check_entry(name, {"task": "t", "schedule": 1}, build(app))
+
+
 def test_a_bad_policy_or_interval_costs_only_its_own_entry(
     app: Celery, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -182,7 +182,12 @@ retrying = _task("retrying", FencedTask, times=2)
 acks_late = _task("acks_late", FencedTask, acks_late=True, reject_on_worker_lost=True)
 plain_acks_late = _task("plain_acks_late", acks_late=True, reject_on_worker_lost=True)
 autoretrying = _task(
-    "autoretrying", FencedTask, fail=True, autoretry_for=(RuntimeError,), max_retries=2, default_retry_delay=0.1
+    "autoretrying",
+    FencedTask,
+    fail=True,
+    autoretry_for=(RuntimeError,),
+    max_retries=2,
+    default_retry_delay=0.1,
 )
 dead_lettered = _task("dead_lettered", FencedTask, on_stale="reject", acks_late=True)
 unverified_run = _task("unverified_run", FencedTask, when_unverifiable="run")
