@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable
 from datetime import datetime
 
-from celery_leaderbeat.entries import Plan
+from celery_leaderbeat.plan import Plan
 
 __all__ = ["Agenda"]
 

@@ -76,8 +76,11 @@ class FleetClock:
 
     @property
     def offset(self) -> float:
-        """How far the fleet's clock is ahead of this host's wall clock, in seconds."""
-        return self.now() - self.clock.wall()
+        """How far the server's clock is ahead of this host's wall clock, in seconds; 0 while not measured."""
+        sample = self._sample
+        if sample is None:
+            return 0.0
+        return sample.server + (self.clock.monotonic() - sample.monotonic) - self.clock.wall()
 
     def now(self) -> float:
         """Seconds since the Unix epoch, by the fleet's clock. Before any measurement: by this host's."""

@@ -1,16 +1,17 @@
-"""What Redis has to be told about claims and couldn't be, because it was away."""
+"""What Redis has to be told about claims, and couldn't be because it was away."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from celery_leaderbeat.errors import StoreError
 from celery_leaderbeat.ledger import Ledger
 
-__all__ = ["Debt", "Debts"]
+__all__ = ["Debt", "Debts", "tell"]
 
 logger = logging.getLogger(__name__)
 
@@ -20,20 +21,10 @@ class Debt:
     """One claim's end: given back, sent, or unconfirmed. Telling it twice does no harm."""
 
     epoch: int
+    batch: str
     key: str
     outcome: Literal["returned", "sent", "unconfirmed"]
     reason: str = ""
-
-    def tell(self, ledger: Ledger) -> None:
-        """Tell the ledger.
-
-        Raises:
-            StoreError: it couldn't be told.
-        """
-        if self.outcome == "returned":
-            ledger.give_back(self.epoch, [self.key], self.reason)
-        else:
-            ledger.confirm(self.epoch, {self.key: self.outcome})
 
 
 class Debts:
@@ -63,8 +54,29 @@ class Debts:
         """Tell the ledger all that is open.
 
         Raises:
-            StoreError: it still doesn't answer; the rest stays open.
+            StoreError: it still doesn't answer; what it wasn't told stays open.
         """
-        while self._open:
-            self._open[0].tell(self._ledger)
-            self._open.popleft()
+        open_debts = self.open()
+        if open_debts:
+            tell(self._ledger, open_debts)
+            for debt in open_debts:
+                self._open.remove(debt)
+
+
+def tell(ledger: Ledger, debts: Iterable[Debt]) -> None:
+    """Tell the ledger, in as few requests as there are claims' batches and reasons.
+
+    Raises:
+        StoreError: not all could be told.
+    """
+    confirmed: dict[tuple[int, str], dict[str, str]] = {}
+    returned: dict[tuple[int, str, str], list[str]] = {}
+    for debt in debts:
+        if debt.outcome == "returned":
+            returned.setdefault((debt.epoch, debt.batch, debt.reason), []).append(debt.key)
+        else:
+            confirmed.setdefault((debt.epoch, debt.batch), {})[debt.key] = debt.outcome
+    for (epoch, batch, reason), keys in returned.items():
+        ledger.give_back(epoch, batch, keys, reason)
+    for (epoch, batch), outcomes in confirmed.items():
+        ledger.confirm(epoch, batch, outcomes)

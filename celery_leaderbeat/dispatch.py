@@ -24,24 +24,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-import uuid
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery_leaderbeat.agenda import Agenda
+from celery_leaderbeat.backoff import backoff
+from celery_leaderbeat.batch import Batch
 from celery_leaderbeat.clock import FleetClock
-from celery_leaderbeat.debts import Debt, Debts
+from celery_leaderbeat.debts import Debts, tell
 from celery_leaderbeat.election import Elector
-from celery_leaderbeat.entries import ASK_AGAIN_AFTER, Plan
 from celery_leaderbeat.errors import StoreError
-from celery_leaderbeat.ledger import Claim, Ledger, NotLeading, SlotRecord
-from celery_leaderbeat.message import Message, Outcome, build_message, expired_before
+from celery_leaderbeat.ledger import Ledger, NotLeading
+from celery_leaderbeat.message import Message, build_message, expired_before
+from celery_leaderbeat.plan import ASK_AGAIN_AFTER, Plan
 from celery_leaderbeat.policy import Miss
 from celery_leaderbeat.publisher import Publisher
+from celery_leaderbeat.reports import report_missed
 from celery_leaderbeat.settings import Settings
-from celery_leaderbeat.signals import slots_missed
+from celery_leaderbeat.sweep import Sweep
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import slot_text, tick_key
 
@@ -52,26 +53,14 @@ logger = logging.getLogger(__name__)
 #: Slots that are claimed at once. A leader that is killed between claim and publish costs at most so many
 #: slots of entries that prefer a missed one.
 _CLAIM_BATCH = 32
-#: Seconds between two looks at the slots that somebody has to look after.
+#: Seconds between two sweeps.
 _SWEEP_EVERY = 2.0
 #: Longest that the tick loop sleeps, in seconds: it has to show that it comes round.
 _LONGEST_SLEEP = 1.0
-#: Bounds of the wait after a publish that failed, in seconds.
-_BACKOFF = (0.1, 5.0)
-#: Records are kept for at least this many periods of their entry.
-_PERIODS = 3
-_LONGEST_RETENTION = 400 * 86_400.0
-
-
-@dataclass
-class _Batch:
-    """Messages that are claimed together, and how far they have come."""
-
-    term: Term
-    plans: dict[str, Plan]
-    messages: list[Message]
-    claims: list[Claim]
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+#: Bounds of the wait while the broker can't be reached, in seconds.
+_BROKER_AWAY = (0.1, 5.0)
+#: Bounds of the wait before an entry whose message wasn't taken is tried again, in seconds.
+_NOT_TAKEN = (0.1, 60.0)
 
 
 class Dispatcher:
@@ -82,7 +71,7 @@ class Dispatcher:
         settings: bounds and retention.
         clock: the fleet's clock.
         elector: who knows whether we lead.
-        plans: called at the begin of each term: the plans of all entries.
+        plans: the plans of all entries.
     """
 
     def __init__(
@@ -91,22 +80,21 @@ class Dispatcher:
         settings: Settings,
         clock: FleetClock,
         elector: Elector,
-        plans: Callable[[], Mapping[str, Plan]],
+        plans: Mapping[str, Plan],
     ) -> None:
         self._app = app
         self._settings = settings
         self._clock = clock
         self._elector = elector
-        self._load_plans = plans
-        timeout = settings.publish_timeout
-        self._ledger = Ledger(settings, timeout)
-        self._confirmations = Ledger(settings, timeout)
+        self._plans = plans
+        self._ledger = Ledger(settings, settings.publish_timeout)
+        self._confirmations = Ledger(settings, settings.publish_timeout)
+        self._debts = Debts(self._ledger)
         self._publisher: Publisher | None = None
         self._term: Term | None = None
-        self._plans: Mapping[str, Plan] = {}
         self._agenda = Agenda(())
-        self._batch: _Batch | None = None
-        self._debts = Debts(self._ledger)
+        self._sweep: Sweep | None = None
+        self._batch: Batch | None = None
         self._sweep_at = 0.0
         self._hold_until = 0.0
         self._failures = 0
@@ -123,8 +111,9 @@ class Dispatcher:
             self._debts.settle()
             if self._batch is not None:
                 self._send(self._batch)
-            if self._monotonic() >= self._sweep_at:
-                self._sweep(term)
+            if self._sweep is not None and self._monotonic() >= self._sweep_at:
+                in_doubt = self._sweep.run()
+                self._sweep_at = self._monotonic() + (_SWEEP_EVERY / 4 if in_doubt else _SWEEP_EVERY)
             if self._monotonic() >= self._hold_until:
                 self._dispatch(term)
         except NotLeading as exc:
@@ -148,8 +137,7 @@ class Dispatcher:
 
     def idle(self) -> None:
         """This replica doesn't lead: settle what an earlier term of ours left open."""
-        if self._batch is not None:
-            self._drop_batch()
+        self._drop_batch()
         with contextlib.suppress(StoreError):
             self._debts.settle()
 
@@ -165,11 +153,10 @@ class Dispatcher:
         """Go on where the entries stand in Redis."""
         self._drop_batch()
         self._debts.settle()
-        plans = self._load_plans()
-        now = self._clock.utcnow()
-        fingerprints = {name: plan.fingerprint for name, plan in plans.items()}
-        positions = self._ledger.register(term, fingerprints, now)
+        fingerprints = {name: plan.fingerprint for name, plan in self._plans.items()}
+        positions = self._ledger.register(term, fingerprints, self._clock.utcnow())
         for name, (kind, slot) in positions.items():
+            self._elector.progress()
             if kind == "reset":
                 logger.warning(
                     "Entry %r: its last decided slot lay in the future (a clock had jumped); it counts from now.",
@@ -178,25 +165,21 @@ class Dispatcher:
                 )
             elif kind != "kept":
                 logger.info("Entry %r is %s.", name, kind, extra={"action": f"entry_{kind}", "entry": name})
-            if name in plans:
-                self._start(plans[name], slot)
-        self._plans = plans
-        self._agenda = Agenda(plan for plan in plans.values() if plan.last is not None)
-        self._term = term
+            if name in self._plans:
+                self._start(self._plans[name], slot)
+        self._agenda = Agenda(self._plans.values())
+        grace = 2 * self._settings.publish_timeout + 0.5
+        self._sweep = Sweep(self._app, self._ledger, term, self._plans, grace, self._agenda.put)
         self._sweep_at = self._hold_until = 0.0
         self._failures, self._failing_since = 0, None
+        self._term = term
 
     def _start(self, plan: Plan, slot: datetime) -> None:
         try:
             plan.start(slot)
-        except Exception as exc:
-            plan.last = None
-            logger.exception(
-                "Entry %r has no next slot: %r. The other entries run.",
-                plan.name,
-                exc,
-                extra={"action": "entry_refused", "entry": plan.name},
-            )
+        except Exception:  # noqa: BLE001  # a user's schedule may raise anything; it is logged
+            plan.postpone(self._clock.utcnow() + ASK_AGAIN_AFTER)
+            self._schedule_failed(plan)
             return
         if plan.next is None:
             logger.error(
@@ -207,6 +190,18 @@ class Dispatcher:
                 extra={"action": "entry_parked", "entry": plan.name},
             )
 
+    def _schedule_failed(self, plan: Plan, failure: Exception | None = None) -> None:
+        logger.error(
+            "Entry %r: its schedule %r failed. It is asked again in %d s; the other entries run.",
+            plan.name,
+            plan.schedule,
+            ASK_AGAIN_AFTER.total_seconds(),
+            exc_info=failure or True,
+            extra={"action": "schedule_failed", "entry": plan.name},
+        )
+
+    # -- what is due ---------------------------------------------------------------------------------------
+
     def _dispatch(self, term: Term) -> None:
         """Send or miss what is due."""
         now = self._clock.utcnow()
@@ -214,42 +209,41 @@ class Dispatcher:
         messages: list[Message] = []
         try:
             for plan in taken:
+                self._elector.progress()
                 messages += self._decided(term, plan, now)
             for i in range(0, len(messages), _CLAIM_BATCH):
-                self._send(self._claimable(term, messages[i : i + _CLAIM_BATCH]))
+                self._send(Batch(term, self._plans, messages[i : i + _CLAIM_BATCH]))
         finally:
             for plan in taken:
                 self._agenda.put(plan)
 
     def _decided(self, term: Term, plan: Plan, now: datetime) -> list[Message]:
-        """Decide about the due slots of one entry: miss what is missed, and the messages of the others."""
-        led_since = datetime.fromtimestamp(term.since, timezone.utc)
+        """Decide about the due slots of one entry: miss what is missed; the messages of the others.
+
+        A slot whose message can't be built is decided as missed in the next round, so that the slots before
+        it are claimed first.
+        """
         try:
-            decisions = plan.decide(now, led_since)
-        except Exception:
+            decisions = plan.decide(now, datetime.fromtimestamp(term.since, timezone.utc))
+        except Exception:  # noqa: BLE001  # a user's schedule may raise anything; it is logged
             plan.postpone(now + ASK_AGAIN_AFTER)
-            logger.exception(
-                "Entry %r: its schedule %r failed. It is asked again in %d s; the other entries run.",
-                plan.name,
-                plan.schedule,
-                ASK_AGAIN_AFTER.total_seconds(),
-                extra={"action": "schedule_failed", "entry": plan.name},
-            )
+            self._schedule_failed(plan)
             return []
-        messages = []
+        messages: list[Message] = []
         for decision in decisions:
             if isinstance(decision, Miss):
+                if messages:
+                    break
                 self._miss(term, plan, decision)
-            else:
-                message = self._message(term, plan, decision.slot, now)
-                if message is not None:
-                    messages.append(message)
+                continue
+            message = self._message(term, plan, decision.slot, now)
+            if message is None:
+                break
+            messages.append(message)
         return messages
 
-    # -- building ------------------------------------------------------------------------------------------
-
     def _message(self, term: Term, plan: Plan, slot: datetime, now: datetime) -> Message | None:
-        """The message of a slot; None if the slot had to be missed instead."""
+        """The message of a slot; None if it can't be sent, which is noted."""
         try:
             message = build_message(plan, slot, term.epoch, self._settings.key_prefix)
         except Exception as exc:
@@ -258,54 +252,45 @@ class Dispatcher:
                 plan.name,
                 extra={"action": "impossible", "entry": plan.name},
             )
-            self._miss_one(term, plan, slot, f"its arguments can't be built: {exc!r}")
+            plan.doom(slot, f"its arguments can't be built: {exc!r}")
             return None
         expires = message.options.get("expires")
         if expired_before(expires, now, self._app.timezone):
-            self._miss_one(term, plan, slot, f"born expired: expires is {expires}")
+            plan.doom(slot, f"born expired: expires is {expires}")
             return None
         return message
 
-    def _claimable(self, term: Term, messages: list[Message]) -> _Batch:
-        plans = {message.entry: self._plans[message.entry] for message in messages}
-        claims = [
-            Claim(
-                key=message.key,
-                entry=message.entry,
-                slot=message.slot,
-                fingerprint=plans[message.entry].fingerprint,
-                task=message.task,
-                task_id=message.task_id,
-                prefer=message.prefer,
-                ttl=self._retention(plans[message.entry]),
-            )
-            for message in messages
-        ]
-        return _Batch(term, plans, messages, claims)
+    def _miss(self, term: Term, plan: Plan, miss: Miss) -> None:
+        returned = [tick_key(plan.name, slot) for slot in miss.returned]
+        self._ledger.miss(
+            term, plan.name, miss.first, miss.last, miss.count, miss.reason, plan.fingerprint, returned
+        )
+        for slot in (*miss.returned, miss.last):
+            self._advance(plan, slot)
+        report_missed(self._app, plan.name, miss.first, miss.last, miss.count, miss.reason)
 
-    def _retention(self, plan: Plan) -> float:
-        """How long a slot's record is kept, in seconds."""
-        period = 0.0
-        if plan.last is not None and plan.next is not None:
-            period = (plan.next - plan.last).total_seconds()
-        return min(max(_PERIODS * period, self._settings.slot_retention), _LONGEST_RETENTION)
+    def _advance(self, plan: Plan, slot: datetime) -> None:
+        plan.advance(slot)
+        failure, plan.failure = plan.failure, None
+        if failure is not None:
+            self._schedule_failed(plan, failure)
 
     # -- claim, publish, and what became of it -------------------------------------------------------------
 
-    def _send(self, batch: _Batch) -> None:
-        """Claim the batch and publish it. Raises what the claim raises; then the batch is asked for again."""
+    def _send(self, batch: Batch) -> None:
+        """Claim the batch and publish it once. Raises what the claim raises; then it is claimed again."""
         self._batch = batch
-        answers = self._ledger.claim(batch.term, batch.id, batch.claims)
+        answers = self._ledger.claim(batch.term, batch.id, batch.claims(self._settings.slot_retention))
         claimed: list[Message] = []
         for message, answer in zip(batch.messages, answers, strict=True):
-            plan = batch.plans[message.entry]
+            plan = self._plans[message.entry]
             was_returned = message.slot in plan.returned
-            plan.advance(message.slot)
+            self._advance(plan, message.slot)
             if answer == "claimed":
                 claimed.append(message)
                 continue
-            message.take()
-            message.confirmed = True
+            message.handling.take()
+            message.settled = True
             logger.info(
                 "Slot %s is not sent by this replica: it is %s already.",
                 message.key,
@@ -313,44 +298,58 @@ class Dispatcher:
                 extra={"action": "not_claimed", "tick_key": message.key, "state": answer},
             )
             if was_returned and answer == "decided":
-                self._report(plan.name, message.slot, message.slot, 1, "its record is gone")
+                report_missed(self._app, plan.name, message.slot, message.slot, 1, "its record is gone")
         if claimed:
             self._publish(batch, claimed)
         self._batch = None
-        for plan in batch.plans.values():
-            self._agenda.put(plan)
+        for message in batch.messages:
+            self._agenda.put(self._plans[message.entry])
 
-    def _publish(self, batch: _Batch, messages: list[Message]) -> None:
+    def _publish(self, batch: Batch, messages: list[Message]) -> None:
         if self._publisher is None or not self._publisher.usable:
-            self._publisher = Publisher(
-                self._app, self._settings.publish_timeout, self._clock.clock, self._confirm
-            )
-        failed = ""
-        for message in self._publisher.publish(messages, lambda: self._elector.trusts(batch.term)):
+            self._publisher = Publisher(self._app, self._settings.publish_timeout, self._clock.clock)
+        sent, away = False, ""
+        publish = self._publisher.publish(
+            messages,
+            allowed=lambda: self._elector.trusts(batch.term),
+            on_sent=lambda message: self._confirm(batch, message),
+        )
+        for message in publish:
             self._elector.progress()
             outcome = message.outcome
-            assert outcome is not None
-            if outcome.kind != "sent":
-                failed = outcome.reason
-                self._not_sent(batch, message, outcome)
-            message.confirmed = True
-        if not failed:
+            if outcome is None:
+                continue
+            if outcome.kind == "sent":
+                sent = True
+                self._plans[message.entry].failures = 0
+                if not message.settled:
+                    self._debts.add(batch.debt(message))
+            else:
+                self._not_sent(batch, message, outcome.kind, outcome.reason)
+            if outcome.kind in ("unreachable", "unknown"):
+                away = outcome.reason
+            message.settled = True
+        self._judge_broker(batch.term, sent, away)
+
+    def _judge_broker(self, term: Term, sent: bool, away: str) -> None:
+        """Wait before the next try while the broker can't be reached; step down when that lasts."""
+        if sent or not away:
             self._failures, self._failing_since = 0, None
-            self._elector.proven()
+            if sent:
+                self._elector.proven()
             return
         now = self._monotonic()
+        self._hold_until = now + backoff(self._failures, *_BROKER_AWAY)
         self._failures += 1
-        low, high = _BACKOFF
-        self._hold_until = now + random.uniform(low, min(high, low * 2.0**self._failures))
         self._failing_since = now if self._failing_since is None else self._failing_since
         if now - self._failing_since > self._settings.stall_timeout:
             self._failing_since = now
-            self._elector.step_down(f"it can't publish: {failed}")
+            self._elector.step_down(term, f"it can't publish: {away}")
 
-    def _confirm(self, message: Message) -> None:
+    def _confirm(self, batch: Batch, message: Message) -> None:
         """Confirm a message; runs in the publishing thread."""
         try:
-            self._confirmations.confirm(message.stamp.epoch, {message.key: "sent"})
+            self._confirmations.confirm(batch.term.epoch, batch.id, {message.key: "sent"})
         except StoreError as exc:
             logger.warning(
                 "Slot %s is sent, but the ledger couldn't be told (%s); it will be.",
@@ -358,129 +357,50 @@ class Dispatcher:
                 exc,
                 extra={"action": "confirm_later", "tick_key": message.key},
             )
-            self._debts.add(Debt(message.stamp.epoch, message.key, "sent"))
+        else:
+            message.settled = True
 
-    def _not_sent(self, batch: _Batch, message: Message, outcome: Outcome) -> None:
-        plan = batch.plans[message.entry]
-        epoch = batch.term.epoch
-        if outcome.kind == "unknown" and message.prefer != "duplicate":
-            self._debts.owe(Debt(epoch, message.key, "unconfirmed", outcome.reason))
-            self._report(plan.name, message.slot, message.slot, 1, f"unconfirmed: {outcome.reason}")
+    def _not_sent(self, batch: Batch, message: Message, kind: str, reason: str) -> None:
+        plan = self._plans[message.entry]
+        debt = batch.debt(message)
+        self._debts.owe(debt)
+        if debt.outcome == "unconfirmed":
+            report_missed(self._app, plan.name, message.slot, message.slot, 1, f"unconfirmed: {reason}")
             return
-        self._debts.owe(Debt(epoch, message.key, "returned", outcome.reason))
-        if outcome.kind == "impossible":
+        plan.give_back(message.slot)
+        if kind == "impossible":
             logger.error(
                 "Entry %r can't be sent: %s.",
                 plan.name,
-                outcome.reason,
+                reason,
                 extra={"action": "impossible", "entry": plan.name, "tick_key": message.key},
             )
-            with contextlib.suppress(NotLeading):
-                self._miss_one(
-                    batch.term, plan, message.slot, f"it can't be sent: {outcome.reason}", returned=True
-                )
+            plan.doom(message.slot, f"it can't be sent: {reason}")
             return
-        plan.give_back(message.slot)
+        if kind != "unreachable":
+            # The broker is there: only this entry waits.
+            wait = backoff(plan.failures, *_NOT_TAKEN)
+            plan.failures += 1
+            plan.postpone(self._clock.utcnow() + timedelta(seconds=wait))
         logger.warning(
             "Slot %s is not sent yet: %s.",
             message.key,
-            outcome.reason,
-            extra={"action": "returned", "tick_key": message.key, "reason": outcome.reason},
-        )
-
-    # -- slots that aren't sent ----------------------------------------------------------------------------
-
-    def _miss(self, term: Term, plan: Plan, miss: Miss) -> None:
-        counted = self._ledger.miss(
-            term,
-            plan.name,
-            miss.last,
-            miss.count,
-            miss.reason,
-            plan.fingerprint,
-            [tick_key(plan.name, slot) for slot in miss.returned],
-        )
-        for slot in (*miss.returned, miss.last):
-            plan.advance(slot)
-        if counted:
-            self._report(plan.name, miss.first, miss.last, counted, miss.reason)
-
-    def _miss_one(
-        self, term: Term, plan: Plan, slot: datetime, reason: str, returned: bool | None = None
-    ) -> None:
-        if returned is None:
-            returned = slot in plan.returned
-        self._miss(term, plan, Miss(slot, slot, 1, reason, (slot,) if returned else ()))
-
-    def _report(self, entry: str, first: datetime, last: datetime, count: int, reason: str) -> None:
-        if count == 1:
-            what = f"the slot {slot_text(last)} is missed"
-        else:
-            what = f"{count} slots from {slot_text(first)} to {slot_text(last)} are missed"
-        logger.warning(
-            "Entry %r: %s: %s.",
-            entry,
-            what,
             reason,
-            extra={"action": "missed", "entry": entry, "count": count, "reason": reason},
+            extra={"action": "returned", "tick_key": message.key, "reason": reason},
         )
-        slots_missed.send_robust(sender=self, entry=entry, first=first, last=last, count=count, reason=reason)
-
-    # -- slots that earlier leaders left -------------------------------------------------------------------
-
-    def _sweep(self, term: Term) -> None:
-        """Look after slots that were claimed and not confirmed, or given back."""
-        doubtful: dict[str, SlotRecord | None] = {}
-        for record in self._ledger.unfinished():
-            if isinstance(record, str):
-                doubtful[record] = None
-            elif record.state == "returned" or (
-                record.state == "claimed" and record.epoch < term.epoch and record.prefer == "duplicate"
-            ):
-                self._inherit(term, record)
-            elif record.epoch != term.epoch or record.state != "claimed":
-                doubtful[record.key] = record
-        waiting = False
-        if doubtful:
-            keys = list(doubtful)
-            states = self._ledger.doubt(term, keys, self._settings.publish_timeout)
-            for key, state in zip(keys, states, strict=True):
-                waiting = waiting or state == "wait"
-                claim = doubtful[key]
-                if state == "unconfirmed" and claim is not None and claim.state == "claimed":
-                    reason = f"epoch {claim.epoch} claimed it and was gone before it confirmed it"
-                    self._report(claim.entry, claim.slot, claim.slot, 1, reason)
-        self._sweep_at = self._monotonic() + (1.0 if waiting else _SWEEP_EVERY)
-
-    def _inherit(self, term: Term, record: SlotRecord) -> None:
-        """Take up a slot that is known to be unsent, or whose entry prefers a second copy to none."""
-        plan = self._plans.get(record.entry)
-        if plan is not None and plan.last is not None:
-            if record.slot not in plan.returned:
-                plan.give_back(record.slot)
-                self._agenda.put(plan)
-            return
-        reason = "its entry was removed before it was sent"
-        if self._ledger.miss(term, record.entry, record.slot, 1, reason, "", [record.key]):
-            self._report(record.entry, record.slot, record.slot, 1, reason)
-
-    # -- the end of a term ---------------------------------------------------------------------------------
-
-    def _drop_batch(self) -> None:
-        """A batch whose term is over, and which wasn't published: give back what may have been claimed."""
-        batch, self._batch = self._batch, None
-        if batch is None:
-            return
-        for message in batch.messages:
-            if message.take():
-                self._debts.add(Debt(batch.term.epoch, message.key, "returned", "its leader lost the lease"))
-        for plan in batch.plans.values():
-            self._agenda.put(plan)
 
     # -- the end -------------------------------------------------------------------------------------------
 
+    def _drop_batch(self) -> None:
+        """A batch that is still to be claimed when its term ends: give back what may have been claimed."""
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            batch.abandon("its leader lost the lease")
+            for debt in batch.unsettled():
+                self._debts.add(debt)
+
     def close(self, timeout: float) -> None:
-        """Give back what is claimed and not published. Takes at most `timeout` seconds, roughly.
+        """Give back what is claimed and not published. Takes about `timeout` seconds at most.
 
         May run inside a signal handler that has interrupted any line above: it takes no lock, and speaks to
         Redis over a connection of its own. A message that is on its way gets half of the time to arrive.
@@ -490,19 +410,17 @@ class Dispatcher:
             publisher.abandon()
         debts = self._debts.open()
         if batch is not None:
-            for message in batch.messages:
-                if message.take():
-                    message.outcome = Outcome("unsent", "its leader stopped")
+            batch.abandon("its leader stopped")
             deadline = self._monotonic() + timeout / 2
-            while self._monotonic() < deadline and any(m.outcome is None for m in batch.messages if m.taken):
+            while batch.under_way and self._monotonic() < deadline:
                 self._clock.clock.sleep(0.001)
-            debts += _ends(batch)
+            batch.give_up("its leader stopped")
+            debts += batch.unsettled()
         if not debts:
             return
-        ledger = Ledger(self._settings, timeout / 2)
+        ledger = Ledger(self._settings, timeout / 4)
         try:
-            for debt in dict.fromkeys(debts):
-                debt.tell(ledger)
+            tell(ledger, dict.fromkeys(debts))
         except StoreError as exc:
             logger.warning(
                 "Couldn't tell the ledger of %d slots: %s. The next leader decides about them.",
@@ -515,15 +433,3 @@ class Dispatcher:
 
     def _monotonic(self) -> float:
         return self._clock.clock.monotonic()
-
-
-def _ends(batch: _Batch) -> Iterable[Debt]:
-    """What has to be said about the messages of a batch that was interrupted."""
-    for message in batch.messages:
-        outcome = message.outcome
-        if message.confirmed or outcome is None or outcome.kind == "sent":
-            continue
-        if outcome.kind == "unknown" and message.prefer != "duplicate":
-            yield Debt(batch.term.epoch, message.key, "unconfirmed", outcome.reason)
-        else:
-            yield Debt(batch.term.epoch, message.key, "returned", outcome.reason)

@@ -8,7 +8,7 @@ request can't touch a newer term.
 
                   elected: lease free, released, expired, or its holder gone
         +----------+ -------------------------------------------------> +--------+
-        | follower |                                                    | leader | --+
+        | standby  |                                                    | leader | --+
         +----------+ <------------------------------------------------- +--------+   | renewed
               ^        released (stop, step down), lost (the lease            ^      |
               |        holds another value), lapsed (no renewal in time)     +------+
@@ -20,7 +20,7 @@ so the trust ends first, as long as the two clocks' rates differ by less than a 
 alone: every claim checks the lease again inside Redis.
 
 What happens on failure. Redis doesn't answer: the leader tries again with back-off until its trust ends, then
-it is a follower. The process dies: its subscription ends with it, and a follower that has seen it gone at two
+it is a standby. The process dies: its subscription ends with it, and a standby that has seen it gone at two
 looks a second apart, under an unchanged lease, takes the lease over. The process is frozen, or its network is
 cut: its subscription stands, and the lease expires. The tick loop hangs: after `leaderbeat_stall_timeout` the
 renewals stop. No end of a term ends the process.
@@ -38,7 +38,6 @@ import json
 import logging
 import os
 import queue
-import random
 import socket
 import threading
 import uuid
@@ -46,24 +45,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from celery_leaderbeat.backoff import backoff
 from celery_leaderbeat.clock import FleetClock
-from celery_leaderbeat.errors import StoreError, StoreUnavailable
+from celery_leaderbeat.errors import StoreError
+from celery_leaderbeat.listener import Listener
 from celery_leaderbeat.settings import Settings
-from celery_leaderbeat.signals import leader_elected, leader_lost
-from celery_leaderbeat.store import Store, Subscription
+from celery_leaderbeat.store import Store
 from celery_leaderbeat.term import Term
 
 __all__ = ["Elector", "new_holder"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks of a follower at the leader's subscription.
+#: Seconds between two looks of a standby at the leader's subscription.
 _LOOK_INTERVAL = 0.5
 #: A holder is gone when two looks this far apart (seconds) find no subscription.
 _GONE_AFTER = 1.0
 #: Longest that a replica which stepped down leaves the elections to others, in seconds.
 _LONGEST_RETREAT = 300.0
-#: Longest that a follower waits for its own subscription before it stands for election, in seconds.
+#: Longest that a standby waits for its own subscription before it stands for election, in seconds.
 _SUBSCRIBE_FIRST = 0.5
 #: Bounds of the wait between two tries while Redis doesn't answer, in seconds.
 _BACKOFF = (0.05, 1.0)
@@ -85,7 +85,7 @@ class _Held:
 
 
 class _Watch:
-    """What a follower has seen of one value of the lease: whether its holder is gone.
+    """What a standby has seen of one value of the lease: whether its holder is gone.
 
     A holder that nobody has ever seen subscribed may be one whose subscription isn't visible; its lease is
     waited for.
@@ -112,13 +112,14 @@ class _Ended(Exception):
 
 
 class Elector:
-    """Follower and leader of one replica.
+    """Standby and leader: the two states of one replica.
 
     Parameters:
         settings: lease TTL, renewal, and where Redis is.
         clock: the fleet's clock; elections and renewals feed it.
         holder: identity of this replica.
         attributes: what else the lease says of its holder (JSON values), such as the schedule's fingerprint.
+        changed: called with each term when it begins, and with the reason when it has ended.
     """
 
     def __init__(
@@ -127,13 +128,15 @@ class Elector:
         clock: FleetClock,
         holder: str,
         attributes: Mapping[str, Any] | None = None,
+        changed: Callable[[Term, str], None] | None = None,
     ) -> None:
         self.settings = settings
         self.clock = clock
         self.holder = holder
+        self._changed = changed
         timeout = min(settings.renew_interval, settings.lease_ttl - settings.renew_interval, 2.0)
         self._store = Store(settings, timeout=max(timeout, 0.25))
-        self._listener = _Listener(settings, clock, holder, self._wake)
+        self._listener = Listener(settings, clock, holder, self._wake)
         self._attributes = {"host": socket.gethostname(), "pid": os.getpid(), **(attributes or {})}
         self._orders: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._gained: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -141,7 +144,7 @@ class Elector:
         self._highest = 0
         self._progress = self._monotonic()
         self._stopping = False
-        self._stepping_down = ""
+        self._stepping_down: tuple[Term, str] | None = None
         self._steps_down = 0
         self._candidate_from = float("-inf")
         self._others: list[str] = []
@@ -155,6 +158,11 @@ class Elector:
         """Start both threads in this process."""
         self._listener.start()
         self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the elector's thread runs."""
+        return self._thread.is_alive()
 
     def progress(self) -> None:
         """The tick loop came round."""
@@ -191,12 +199,13 @@ class Elector:
         if self._held is not None and self._held.term == term:
             self._orders.put("look")
 
-    def step_down(self, reason: str) -> None:
-        """Release the lease to another replica, if one is there, and leave the next elections to it for a while.
+    def step_down(self, term: Term, reason: str) -> None:
+        """Release the lease of `term` to another replica, if one is there, and let it be elected for a while.
 
-        Each time in a row that this replica steps down, the while is twice as long, up to five minutes.
+        Each time in a row that this replica steps down, the while is twice as long, up to five minutes. It
+        ends early when nobody takes the lease for a TTL: then this replica is as good as any.
         """
-        self._stepping_down = reason
+        self._stepping_down = (term, reason)
         self._orders.put("step down")
 
     def stop(self, timeout: float) -> bool:
@@ -224,25 +233,26 @@ class Elector:
         failures = 0
         while not self._stopping:
             try:
-                term = self._follow()
+                term = self._stand_by()
                 failures = 0
                 if term is not None:
                     self._lead(term)
             except StoreError as exc:
                 failures += 1
                 self._complain("store", "No election: %s. Trying again until Redis answers.", exc)
-                self._wait(_backoff(failures))
+                self._wait(backoff(failures, *_BACKOFF))
             except Exception:
                 failures += 1
                 logger.exception("The election failed; trying again.", extra={"action": "election_failed"})
-                self._wait(_backoff(failures))
+                self._wait(backoff(failures, *_BACKOFF))
         self._withdraw()
         self._store.close()
 
-    def _follow(self) -> Term | None:
+    def _stand_by(self) -> Term | None:
         """Wait until this replica is elected. None when it is told to stop."""
         watch: _Watch | None = None
         announced, began = float("-inf"), self._monotonic()
+        free_since: float | None = None
         while not self._stopping:
             now = self._monotonic()
             if now - announced >= self.settings.renew_interval:
@@ -263,26 +273,42 @@ class Elector:
             channel = None
             if watch is not None and self.settings.fast_failover:
                 channel = self._store.keys.alive(watch.term.holder)
-            seen, remaining, subscribers = self._store.look(channel)
-            if watch is not None and watch.term.value == seen:
-                gone = watch.gone(subscribers, self._monotonic())
+            sent = self._monotonic()
+            look = self._store.look(channel)
+            now = self._monotonic()
+            self.clock.observe(look.now, sent, now)
+            if look.value is not None:
+                free_since = None
+            elif free_since is None:
+                free_since = now
+            if watch is not None and watch.term.value == look.value:
+                gone = watch.gone(look.subscribers, now)
             else:
-                watch = None if seen is None else _Watch(Term.read(seen))
+                watch = None if look.value is None else _Watch(Term.read(look.value))
                 gone = False
+                if watch is not None and watch.term.holder == self.holder:
+                    # The answer to our election was lost. How long ago isn't known: the trust begins now.
+                    if self._renew(watch.term, adopting=True):
+                        return watch.term
+                    watch = None
+                    continue
                 if watch is not None:
-                    self._note(watch.term, remaining)
-            if (watch is None or gone) and self._monotonic() < self._candidate_from and self._others:
-                self._wait(_LOOK_INTERVAL)
-                watch = None
-                continue
-            if watch is None or gone:
+                    self._note(watch.term, look.remaining)
+            if (watch is None or gone) and self._may_stand(now, free_since):
                 term = self._elect(watch.term.value if watch is not None else "")
                 if term is not None:
                     return term
                 watch = None
                 continue
-            self._wait(min(_LOOK_INTERVAL, remaining / 1000 + 0.001 if remaining >= 0 else _LOOK_INTERVAL))
+            pause = look.remaining / 1000 + 0.001 if look.remaining >= 0 else _LOOK_INTERVAL
+            self._wait(min(_LOOK_INTERVAL, pause))
         return None
+
+    def _may_stand(self, now: float, free_since: float | None) -> bool:
+        """Whether this replica stands for election, or leaves it to another after it has stepped down."""
+        if now >= self._candidate_from or not self._others:
+            return True
+        return free_since is not None and now - free_since >= self.settings.lease_ttl
 
     def _lead(self, term: Term) -> None:
         """Hold `term` until it ends, and say how it ended."""
@@ -293,11 +319,12 @@ class Elector:
             term.epoch,
             extra={"action": "elected", "epoch": term.epoch, "holder": self.holder},
         )
-        leader_elected.send_robust(sender=self, epoch=term.epoch, holder=self.holder)
+        self._tell(term, "")
         self._gained.put(None)
-        reason = "released"
+        reason = "it failed"
         try:
             self._hold(term)
+            reason = "released"
         except _Ended as ended:
             reason = str(ended)
             self._held = None
@@ -311,7 +338,7 @@ class Elector:
             self._held = None
             while not self._gained.empty():
                 self._gained.get_nowait()
-        leader_lost.send_robust(sender=self, epoch=term.epoch, holder=self.holder, reason=reason)
+            self._tell(term, reason)
 
     def _hold(self, term: Term) -> None:
         """Renew `term` until told to stop (it is released then) or until it ends (`_Ended` is raised)."""
@@ -326,7 +353,7 @@ class Elector:
             held = self._held
             if held is None or now >= held.until:
                 raise _Ended("its lease could not be renewed in time")
-            if self._stepping_down:
+            if self._stepping_down is not None:
                 self._step_down(term)
             if order is None and now < due:
                 continue
@@ -343,10 +370,10 @@ class Elector:
                 continue
             try:
                 self._renew(term)
-            except StoreUnavailable as exc:
+            except StoreError as exc:
                 failures += 1
                 self._complain("renew", "Couldn't renew the lease of epoch %d: %s.", term.epoch, exc)
-                due = min(self._monotonic() + _backoff(failures), held.until)
+                due = min(self._monotonic() + backoff(failures, *_BACKOFF), held.until)
             else:
                 failures = 0
                 due = self._monotonic() + self.settings.renew_interval
@@ -384,13 +411,7 @@ class Elector:
             self._wait(1.0)
             return None
         if answer[0] == "held":
-            term = Term.read(answer[1])
-            if term.holder != self.holder:
-                return None
-            # The answer to an earlier election was lost. How long ago isn't known, so the trust begins with
-            # a renewal.
-            self._highest = max(self._highest, term.epoch)
-            return term if self._renew(term, adopting=True) else None
+            return None
         term = Term.read(answer[1])
         self._observe(answer[2:], sent)
         self._highest = max(self._highest, term.epoch)
@@ -408,8 +429,10 @@ class Elector:
             self._highest = max(self._highest, other.epoch if other else 0)
             raise _Ended(f"the lease is held by {other.holder}" if other else "the lease is gone")
         self._observe(answer[1:], sent)
+        self._highest = max(self._highest, term.epoch)
         self._trust(term, sent)
         self._announce()
+        self._listener.confirm_visible(self._store)
         return True
 
     def _release(self, term: Term) -> None:
@@ -433,7 +456,10 @@ class Elector:
             )
 
     def _step_down(self, term: Term) -> None:
-        reason, self._stepping_down = self._stepping_down, ""
+        order, self._stepping_down = self._stepping_down, None
+        if order is None or order[0] != term:
+            return
+        reason = order[1]
         if not self._others:
             self._complain("alone", "This replica goes on leading, because no other is there: %s.", reason)
             return
@@ -444,7 +470,11 @@ class Elector:
         raise _Ended(f"it steps down for {pause:.0f} s: {reason}")
 
     def _announce(self) -> None:
-        seen = self._store.announce(self.holder, self.clock.now(), 3 * self.settings.renew_interval)
+        try:
+            seen = self._store.announce(self.holder, self.clock.now(), 3 * self.settings.renew_interval)
+        except StoreError as exc:
+            logger.debug("Couldn't announce this replica: %s", exc)
+            return
         self._others = [holder for holder in seen if holder != self.holder]
 
     def _withdraw(self) -> None:
@@ -476,6 +506,10 @@ class Elector:
             return None
         return order
 
+    def _tell(self, term: Term, reason: str) -> None:
+        if self._changed is not None:
+            self._changed(term, reason)
+
     def _note(self, term: Term, remaining: int) -> None:
         """Say once for whom this replica stands by."""
         self._highest = max(self._highest, term.epoch)
@@ -503,61 +537,3 @@ class Elector:
         if now - self._complained.get(kind, -_COMPLAIN_EVERY) >= _COMPLAIN_EVERY:
             self._complained[kind] = now
             logger.log(level, message, *args, extra={"action": "election_trouble"})
-
-
-class _Listener:
-    """Waits for wake-ups, and is by its own subscription the sign that this process lives."""
-
-    def __init__(self, settings: Settings, clock: FleetClock, holder: str, wake: Callable[[], None]) -> None:
-        self._store = Store(settings)
-        self._clock = clock.clock
-        self._channel = self._store.keys.alive(holder)
-        self._wake = wake
-        self.subscribed = False
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="leaderbeat-listener", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping = True
-
-    def visible(self, store: Store) -> bool:
-        """Whether the server shows our subscription; without it nobody can tell that we live."""
-        return self.subscribed and (store.subscribers(self._channel) or 0) > 0
-
-    def _run(self) -> None:
-        failures = 0
-        while not self._stopping:
-            subscription: Subscription | None = None
-            try:
-                subscription = self._store.subscribe(self._store.keys.wake, self._channel)
-                self.subscribed = True
-                failures = 0
-                # What was published while nobody listened is lost: look once.
-                self._wake()
-                while not self._stopping:
-                    if subscription.next(timeout=1.0) == self._store.keys.wake:
-                        self._wake()
-            except StoreError as exc:
-                failures += 1
-                logger.debug("No wake-ups for now: %s", exc)
-            except Exception:
-                failures += 1
-                logger.exception(
-                    "Waiting for wake-ups failed; trying again.", extra={"action": "listener_failed"}
-                )
-            finally:
-                self.subscribed = False
-                if subscription is not None:
-                    subscription.close()
-            if not self._stopping:
-                self._clock.sleep(_backoff(failures))
-        self._store.close()
-
-
-def _backoff(failures: int) -> float:
-    """Seconds to wait after so many failures in a row: doubling, with full jitter, at most a second."""
-    low, high = _BACKOFF
-    return random.uniform(low, min(high, low * 2**failures))

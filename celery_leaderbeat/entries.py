@@ -4,101 +4,22 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 from celery.schedules import BaseSchedule, crontab
 
 from celery_leaderbeat.errors import EntryError, PolicyError, ScheduleError
-from celery_leaderbeat.policy import Miss, Policy, Send, build_policy, decide
-from celery_leaderbeat.settings import Settings
-from celery_leaderbeat.timeline import fingerprint, next_slot, slots_between
+from celery_leaderbeat.plan import POLICY_OPTION, Plan
+from celery_leaderbeat.policy import build_policy
+from celery_leaderbeat.timeline import fingerprint
 
-__all__ = ["ASK_AGAIN_AFTER", "POLICY_OPTION", "Plan", "check_entry", "load_plans"]
+__all__ = ["check_entry", "load_plans"]
 
 logger = logging.getLogger(__name__)
 
-#: The key of an entry's `options` that holds its policy. Celery's own beat never looks at it.
-POLICY_OPTION = "leaderbeat"
-
-#: A schedule that failed is asked again after this time.
-ASK_AGAIN_AFTER = timedelta(minutes=1)
-
 _ACCEPTED = ("task", "schedule", "args", "kwargs", "options", "relative")
-
-
-@dataclass
-class Plan:
-    """One entry with its schedule, its policy and where it stands while this replica leads.
-
-    `last` is the slot that was decided last, `next` the one after it (None: there is none any more), and
-    `returned` holds slots that were to be sent and are known to be unsent.
-    """
-
-    name: str
-    entry: Any
-    schedule: Any
-    fingerprint: str
-    policy: Policy
-    last: datetime | None = None
-    next: datetime | None = None
-    returned: list[datetime] = field(default_factory=list)
-    _postponed: datetime | None = None
-
-    def start(self, last: datetime) -> None:
-        """Go on after the slot `last`."""
-        self.last = last
-        self.next = next_slot(self.schedule, last)
-        self.returned = []
-
-    def advance(self, slot: datetime) -> None:
-        """`slot` is decided."""
-        if slot in self.returned:
-            self.returned.remove(slot)
-        if self.last is None or slot > self.last:
-            self.last = slot
-            try:
-                self.next = next_slot(self.schedule, slot)
-            except Exception:
-                self.next = None
-                self.postpone(slot + ASK_AGAIN_AFTER)
-                logger.exception(
-                    "Entry %r: its schedule %r failed. It is asked again in %d s; the other entries run.",
-                    self.name,
-                    self.schedule,
-                    ASK_AGAIN_AFTER.total_seconds(),
-                    extra={"action": "schedule_failed", "entry": self.name},
-                )
-
-    def postpone(self, until: datetime) -> None:
-        """Look at this entry again at `until`; what is due stays due."""
-        self._postponed = until
-
-    def give_back(self, slot: datetime) -> None:
-        """`slot` is to be sent again."""
-        if slot not in self.returned:
-            self.returned.append(slot)
-            self.returned.sort()
-
-    @property
-    def when(self) -> datetime | None:
-        """When this entry has to be looked at; None if never."""
-        if self._postponed is not None:
-            return self._postponed
-        return self.returned[0] if self.returned else self.next
-
-    def decide(self, now: datetime, led_since: datetime) -> list[Send | Miss]:
-        """What becomes of the slots that are due at `now`, oldest first."""
-        assert self.last is not None
-        if self._postponed is not None:
-            self._postponed = None
-            self.next = next_slot(self.schedule, self.last)
-        due: Iterable[datetime] = ()
-        if self.next is not None and self.next <= now:
-            due = slots_between(self.schedule, self.last, now)
-        return decide(self.policy, due, led_since=led_since, now=now, returned=tuple(self.returned))
 
 
 def check_entry(name: Any, raw: Any, build: Callable[..., Any]) -> Any:
@@ -144,13 +65,18 @@ def _check_fields(name: str, raw: Mapping[str, Any]) -> None:
 
 
 def load_plans(
-    entries: Mapping[str, Any], settings: Settings, cron_deadline: float | None
+    entries: Mapping[str, Any], defaults: Mapping[str, Any], cron_deadline: float | None
 ) -> dict[str, Plan]:
-    """Plans for all entries that can be planned; one ERROR for each that can't."""
+    """Plans for all entries that can be planned; one ERROR for each that can't.
+
+    Parameters:
+        defaults: the policy of entries that set none of their own.
+        cron_deadline: `beat_cron_starting_deadline`, the default deadline of crontabs, in seconds.
+    """
     plans = {}
     for name, entry in entries.items():
         try:
-            plans[name] = _plan(name, entry, settings, cron_deadline)
+            plans[name] = _plan(name, entry, defaults, cron_deadline)
         except EntryError as exc:
             logger.error("%s The other entries run.", exc, extra={"action": "entry_refused", "entry": name})
         except Exception as exc:
@@ -163,14 +89,12 @@ def load_plans(
     return plans
 
 
-def _plan(name: str, entry: Any, settings: Settings, cron_deadline: float | None) -> Plan:
+def _plan(name: str, entry: Any, defaults: Mapping[str, Any], cron_deadline: float | None) -> Plan:
     schedule = entry.schedule
     own = (entry.options or {}).get(POLICY_OPTION)
     if own is not None and not isinstance(own, Mapping):
         raise PolicyError(f"Entry {name!r} has the {POLICY_OPTION!r} option {own!r}: it must be a dict.")
-    policy = build_policy(
-        name, own, settings.policy, cron_deadline if isinstance(schedule, crontab) else None
-    )
+    policy = build_policy(name, own, defaults, cron_deadline if isinstance(schedule, crontab) else None)
     if not isinstance(schedule, BaseSchedule) and not hasattr(schedule, "remaining_estimate"):
         raise ScheduleError(f"Entry {name!r} has the schedule {schedule!r}, which has no remaining_estimate.")
     try:

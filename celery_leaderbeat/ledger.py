@@ -108,11 +108,15 @@ class EntryRecord:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `begin` decided: run, refuse (with the reason), or put off (for so many seconds)."""
+    """What `begin` decided: run, refuse (with the reason), or put off (for so many seconds).
+
+    `new`: the slot runs, and the ledger had no record of it.
+    """
 
     kind: Literal["run", "refuse", "put_off"]
     reason: str = ""
     seconds: float = 0.0
+    new: bool = False
 
 
 class Ledger:
@@ -202,24 +206,24 @@ class Ledger:
         )
         return [str(text) for text in self._leading(answer)]
 
-    def confirm(self, epoch: int, outcomes: Mapping[str, str]) -> list[str]:
-        """Note what became of claims: tick key -> `"sent"` or `"unconfirmed"`. Returns the states."""
+    def confirm(self, epoch: int, batch: str, outcomes: Mapping[str, str]) -> list[str]:
+        """Note what became of a batch's claims: tick key -> `"sent"` or `"unconfirmed"`. Returns the states."""
         answer = self.store.run(
             "confirm",
             [self._keys.unfinished, self._keys.counts, *map(self._keys.slot, outcomes)],
-            [epoch, *outcomes.values()],
+            [epoch, batch, *outcomes.values()],
         )
         return [str(text) for text in answer]
 
-    def give_back(self, epoch: int, keys: Sequence[str], reason: str) -> list[str]:
-        """Give back claims that are known to be unsent. Returns the states."""
+    def give_back(self, epoch: int, batch: str, keys: Sequence[str], reason: str) -> list[str]:
+        """Give back claims of a batch that are known to be unsent. Returns the states."""
         answer = self.store.run(
-            "give_back", [self._keys.unfinished, *map(self._keys.slot, keys)], [epoch, reason]
+            "give_back", [self._keys.unfinished, *map(self._keys.slot, keys)], [epoch, batch, reason[:500]]
         )
         return [str(text) for text in answer]
 
-    def doubt(self, term: Term, keys: Sequence[str], grace: float) -> list[str]:
-        """Count older epochs' unconfirmed claims as missed once `grace` seconds are over. Returns the states.
+    def doubt(self, term: Term, keys: Sequence[str], until: float) -> list[str]:
+        """Count older epochs' unconfirmed claims as missed from `until` on (Unix seconds). Returns the states.
 
         Raises:
             NotLeading: the lease is gone; nothing was written.
@@ -227,7 +231,7 @@ class Ledger:
         answer = self.store.run(
             "doubt",
             [self._keys.lease, self._keys.unfinished, self._keys.counts, *map(self._keys.slot, keys)],
-            [term.value, term.epoch, round(grace * 1000), *keys],
+            [term.value, term.epoch, round(until * 1000), *keys],
         )
         return [str(text) for text in self._leading(answer)]
 
@@ -235,13 +239,14 @@ class Ledger:
         self,
         term: Term,
         entry: str,
+        oldest: datetime,
         newest: datetime,
         count: int,
         reason: str,
         fingerprint: str,
         returned: Sequence[str] = (),
     ) -> int:
-        """Decide that `count` slots up to `newest` will never be sent; `returned` are those with records.
+        """Decide that `count` slots will never be sent; `returned` names those that have records.
 
         Returns how many became missed by this call.
 
@@ -252,7 +257,16 @@ class Ledger:
         answer = self.store.run(
             "miss",
             [*keys, *map(self._keys.slot, returned)],
-            [term.value, term.epoch, entry, slot_to_us(newest), count, reason, fingerprint],
+            [
+                term.value,
+                term.epoch,
+                entry,
+                slot_to_us(oldest),
+                slot_to_us(newest),
+                count,
+                reason[:500],
+                fingerprint,
+            ],
         )
         return int(self._leading(answer)[0])
 
@@ -279,8 +293,11 @@ class Ledger:
         worker: str,
         task: str,
         task_id: str,
+        asked: Sequence[str] = (),
     ) -> Verdict:
         """Ask whether the message with `stamp` may run now, and record the run `run` if so.
+
+        `asked` are the runs under which the same message asked before without seeing the answer.
 
         Raises:
             StoreUnavailable: no answer; ask again with the same `run`.
@@ -303,13 +320,14 @@ class Ledger:
                 slot_to_us(stamp.slot),
                 task,
                 task_id,
+                f" {' '.join(asked)} ",
             ],
         )
         if answer[0] == "refuse":
             return Verdict("refuse", reason=str(answer[1]))
         if answer[0] == "put_off":
             return Verdict("put_off", seconds=int(answer[1]) / 1000)
-        return Verdict("run")
+        return Verdict("run", new=not answer[1])
 
     def finish(self, key: str, run: str, state: str, reason: str = "") -> bool:
         """Record how the run ended (`done`, `failed`, `retrying`); False if it no longer held the slot."""

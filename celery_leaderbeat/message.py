@@ -1,4 +1,4 @@
-"""A slot's message: what is published, built from the entry, and what became of it. Pure."""
+"""A slot's message: what is published, built from the entry, and what became of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from celery.beat import BeatLazyFunc
 
-from celery_leaderbeat.entries import POLICY_OPTION, Plan
+from celery_leaderbeat.plan import POLICY_OPTION, Plan
 from celery_leaderbeat.tick import Stamp, task_id, tick_key
 
 __all__ = ["Message", "Outcome", "build_message", "expired_before"]
@@ -24,13 +24,41 @@ _OURS = (POLICY_OPTION, "producer", "retry", "retry_policy", "task_id")
 class Outcome:
     """What became of a message, and why; the kinds are those of `publisher`."""
 
-    kind: Literal["sent", "unsent", "unknown", "impossible"]
+    kind: Literal["sent", "unreachable", "unsent", "unknown", "impossible"]
     reason: str = ""
+
+
+class _Right:
+    """A right that only the first who asks for it gets; without a lock, since a signal handler may ask."""
+
+    def __init__(self) -> None:
+        self._token: deque[None] = deque([None])
+
+    def take(self) -> bool:
+        """Take it; True for the first, False for all others."""
+        try:
+            self._token.pop()
+        except IndexError:
+            return False
+        return True
+
+    @property
+    def taken(self) -> bool:
+        """Whether somebody has it."""
+        return not self._token
 
 
 @dataclass
 class Message:
-    """One slot's message, ready to be published."""
+    """One slot's message, ready to be published.
+
+    Attributes:
+        handling: the right to decide about the message: to publish it, or to give its slot back.
+        sending: the right to let its bytes leave. Whoever gave up on the publishing thread takes it, and then
+            knows that the message stays unsent; or can't, and then the outcome is unknown.
+        outcome: what became of it, None until that is known.
+        settled: the ledger has been told, or will be.
+    """
 
     entry: str
     slot: datetime
@@ -42,25 +70,14 @@ class Message:
     kwargs: dict[str, Any]
     options: dict[str, Any]
     outcome: Outcome | None = None
-    confirmed: bool = False
-    _token: deque[None] = field(default_factory=lambda: deque([None]))
+    settled: bool = False
+    handling: _Right = field(default_factory=_Right)
+    sending: _Right = field(default_factory=_Right)
 
     @property
     def key(self) -> str:
         """The tick key of the slot."""
         return self.stamp.key
-
-    def take(self) -> bool:
-        """Take the right to decide about this message; True for the first who asks, and only for them."""
-        try:
-            self._token.pop()
-        except IndexError:
-            return False
-        return True
-
-    @property
-    def taken(self) -> bool:
-        return not self._token
 
 
 def build_message(plan: Plan, slot: datetime, epoch: int, prefix: str, attempt: int = 1) -> Message:

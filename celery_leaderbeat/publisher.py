@@ -4,13 +4,14 @@ Celery's own routing sends the message (`apply_async`, or `send_task` for a task
 What this module adds is that the tick loop never waits longer than the bound, that nothing underneath retries
 a publish whose outcome is unknown, and that each message ends with one of these outcomes:
 
-`sent`       the broker took it (RabbitMQ: publisher confirm; Redis: the reply to the push)
-`unsent`     it certainly left nothing behind: no connection, refused by the broker, or never tried
-`unknown`    the connection broke, or no answer came, after the bytes may have left
-`impossible` it can't be sent at all: arguments that can't be serialised, no such queue
+`sent`         the broker took it (RabbitMQ: publisher confirm; Redis: the reply to the push)
+`unreachable`  there is no connection to the broker, so nothing left
+`unsent`       nothing was left behind: refused by the broker, or not tried because this replica no longer leads
+`unknown`      the connection broke, or no answer came, after the bytes may have left
+`impossible`   it can't be sent at all: arguments that can't be serialised, no such queue
 
-Who may decide about a message is settled by its token: whoever takes it publishes the message, or gives the
-slot back. Taking is atomic without a lock, because the other side may be a signal handler.
+Whoever gives up on the thread, which may hang in a transport for as long as it likes, settles by the message's
+two rights (see `message`) what can still happen to it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from amqp.exceptions import MessageNacked
 from celery.result import denied_join_result
 from celery.utils.log import get_logger
 from kombu.exceptions import EncodeError, OperationalError
@@ -47,14 +49,12 @@ class Publisher:
         app: the Celery application.
         timeout: longest that connecting, or one publish, may take, in seconds.
         clock: for the idle time of the connection.
-        on_sent: called in the publishing thread right after the broker took a message.
     """
 
-    def __init__(self, app: Any, timeout: float, clock: Clock, on_sent: Callable[[Message], None]) -> None:
+    def __init__(self, app: Any, timeout: float, clock: Clock) -> None:
         self._app = app
         self._timeout = timeout
         self._clock = clock
-        self._on_sent = on_sent
         self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._connection: Any = None
         self._producer: Any = None
@@ -63,50 +63,53 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="leaderbeat-publisher", daemon=True)
         self._thread.start()
 
-    def publish(self, messages: list[Message], allowed: Callable[[], bool]) -> Iterator[Message]:
+    def publish(
+        self, messages: list[Message], allowed: Callable[[], bool], on_sent: Callable[[Message], None]
+    ) -> Iterator[Message]:
         """Publish in order and yield each message with its outcome as soon as it is known.
 
-        `allowed` is asked right before each publish; once it says no, the rest is `unsent`. Where one
-        message takes longer than the bound, the rest is `unsent`, that one is `unknown`, and this publisher
-        is of no further use (`usable` is False).
+        `allowed` is asked right before the bytes leave; once it says no, the rest is `unsent`. `on_sent` is
+        called in the publishing thread right after the broker took a message. Where one message takes longer
+        than the bound, no other is tried, and this publisher is of no further use (`usable` is False).
         """
-        job = _Job(messages, allowed)
+        job = _Job(messages, allowed, on_sent)
         self._inbox.put(job)
-        for _ in messages:
+        waiting = {message.key: message for message in messages}
+        while waiting:
             try:
-                # Connecting and publishing are bounded by the timeout each.
-                yield job.done.get(timeout=2 * self._timeout + 0.5)
+                message = job.done.get(timeout=self.patience)
             except queue.Empty:
                 break
+            if waiting.pop(message.key, None) is not None:
+                yield message
         else:
             return
         self.abandon()
-        while True:
-            try:
-                yield job.done.get_nowait()
-            except queue.Empty:
-                break
-        for message in messages:
-            if message.take():
+        for message in waiting.values():
+            if message.handling.take():
                 message.outcome = Outcome("unsent", "the publish before it didn't come back")
-                yield message
             elif message.outcome is None:
-                message.outcome = Outcome(
-                    "unknown", f"no answer from the broker within {2 * self._timeout:g} s"
-                )
-                yield message
+                what = f"the broker gave no answer within {self.patience:g} s"
+                message.outcome = Outcome("unreachable" if message.sending.take() else "unknown", what)
+            yield message
+
+    @property
+    def patience(self) -> float:
+        """Longest that one message may take, in seconds: connecting and publishing are bounded each."""
+        return 2 * self._timeout + 0.5
 
     @property
     def usable(self) -> bool:
+        """Whether it can take more messages."""
         return self._wanted() and self._thread.is_alive()
-
-    def _wanted(self) -> bool:
-        return not self._abandoned
 
     def abandon(self) -> None:
         """Publish nothing more. The thread ends by itself, when what it waits for comes back."""
         self._abandoned = True
         self._inbox.put(None)
+
+    def _wanted(self) -> bool:
+        return not self._abandoned
 
     # -- the thread ----------------------------------------------------------------------------------------
 
@@ -115,27 +118,32 @@ class Publisher:
             job = self._inbox.get()
             if job is None:
                 break
+            unreachable: Outcome | None = None
             for message in job.messages:
-                if not message.take():
+                if not message.handling.take():
                     continue
-                if not (self._wanted() and job.allowed()):
-                    outcome = Outcome("unsent", "this replica no longer leads")
-                else:
-                    outcome = self._publish(message)
-                    if outcome.kind == "sent":
-                        self._on_sent(message)
-                # Whoever gave up on this thread has said what became of the message.
+                outcome = unreachable or self._publish(message, job)
+                if outcome.kind == "unreachable":
+                    # The others needn't wait for the same connection one after the other.
+                    unreachable = outcome
                 if message.outcome is None:
                     message.outcome = outcome
-                    job.done.put(message)
+                if outcome.kind == "sent":
+                    job.on_sent(message)
+                job.done.put(message)
         self._disconnect()
 
-    def _publish(self, message: Message) -> Outcome:
+    def _publish(self, message: Message, job: _Job) -> Outcome:
         try:
             producer = self._connected()
         except Exception as exc:  # noqa: BLE001  # whatever a transport raises, nothing was sent
+            why = self._said(exc)
             self._disconnect()
-            return Outcome("unsent", f"no connection to the broker: {exc!r}")
+            return Outcome("unreachable", f"no connection to the broker: {why}")
+        if not (self._wanted() and job.allowed()):
+            return Outcome("unsent", "this replica no longer leads")
+        if not message.sending.take():
+            return Outcome("unsent", "it was given up")
         producer.phase = "preparing"
         beat_logger.info("Scheduler: Sending due task %s (%s)", message.entry, message.task)
         try:
@@ -156,21 +164,26 @@ class Publisher:
 
     def _failed(self, exc: Exception, producer: Any) -> Outcome:
         phase, connection = producer.phase, self._connection
-        trouble = (
-            OperationalError,
-            OSError,
-            *connection.connection_errors,
-            *connection.channel_errors,
-        )
-        if isinstance(exc, EncodeError) or (phase == "preparing" and not isinstance(exc, trouble)):
-            return Outcome("impossible", repr(exc))
-        refused = isinstance(exc, connection.channel_errors) and not isinstance(
-            exc, connection.connection_errors
-        )
+        why = self._said(exc)
+        # kombu wraps what its transport raised.
+        cause = exc.__cause__ if isinstance(exc, OperationalError) and exc.__cause__ else exc
+        broken = isinstance(cause, (OSError, *connection.connection_errors))
+        refused = isinstance(cause, (MessageNacked, *connection.channel_errors)) and not broken
+        trouble = broken or refused or isinstance(exc, OperationalError)
+        if isinstance(exc, EncodeError) or (phase == "preparing" and not trouble):
+            return Outcome("impossible", why)
         self._disconnect()
-        if phase != "sending" or refused:
-            return Outcome("unsent", f"the broker didn't take it: {exc!r}")
-        return Outcome("unknown", f"the connection to the broker broke during the publish: {exc!r}")
+        if refused:
+            return Outcome("unsent", f"the broker refused it: {why}")
+        if phase != "sending":
+            return Outcome("unreachable", f"the connection to the broker broke before the publish: {why}")
+        return Outcome("unknown", f"the connection to the broker broke during the publish: {why}")
+
+    def _said(self, exc: Exception) -> str:
+        """What an exception says, without the broker's password, should a transport quote it."""
+        text = repr(exc)
+        password = getattr(self._connection, "password", None)
+        return text.replace(password, "***") if isinstance(password, str) and password else text
 
     def _connected(self) -> Any:
         if self._producer is not None and self._clock.monotonic() - self._used > _IDLE:
@@ -191,7 +204,7 @@ class Publisher:
             # Opening a channel is a round trip on AMQP. The Redis client looks at its socket by itself.
             self._connection.channel().close()
         except Exception as exc:  # noqa: BLE001  # whatever it says, the connection isn't usable
-            logger.debug("The idle broker connection was dead: %r", exc)
+            logger.debug("The idle broker connection was dead: %s", self._said(exc))
             self._disconnect()
 
     def _disconnect(self) -> None:
@@ -205,6 +218,7 @@ class Publisher:
 class _Job:
     messages: list[Message]
     allowed: Callable[[], bool]
+    on_sent: Callable[[Message], None]
     done: queue.SimpleQueue[Message] = field(default_factory=queue.SimpleQueue)
 
 

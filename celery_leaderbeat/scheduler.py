@@ -17,9 +17,12 @@ from celery import beat
 from celery_leaderbeat.clock import Clock, FleetClock
 from celery_leaderbeat.dispatch import Dispatcher
 from celery_leaderbeat.election import Elector, new_holder
-from celery_leaderbeat.entries import Plan, check_entry, load_plans
+from celery_leaderbeat.entries import check_entry, load_plans
 from celery_leaderbeat.errors import EntryError
+from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.settings import Settings
+from celery_leaderbeat.signals import leader_elected, leader_lost
+from celery_leaderbeat.term import Term
 
 __all__ = ["Scheduler"]
 
@@ -27,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 #: A standby waits at most this long in one tick (seconds): `celery inspect ping` watches the ticks.
 _STANDBY_TICK = 1.0
+#: A wall clock that is further off the server's than this (seconds) is worth a warning.
+_OFFSET = 1.0
 #: `close()` takes about this long at most, in seconds: half for messages on their way, half for the lease.
 _CLOSE_WITHIN = 0.9
 
@@ -37,9 +42,30 @@ class _Running:
     def __init__(self, app: Any, settings: Settings, plans: Mapping[str, Plan], clock: Clock) -> None:
         self.pid = os.getpid()
         fleet = FleetClock(clock, settings.clock)
-        self.elector = Elector(settings, fleet, new_holder(), {"fingerprint": _schedule_fingerprint(plans)})
-        self.dispatcher = Dispatcher(app, settings, fleet, self.elector, lambda: plans)
+        self.elector = Elector(
+            settings,
+            fleet,
+            new_holder(),
+            {"fingerprint": _schedule_fingerprint(plans)},
+            lambda term, reason: self._changed(app, fleet, term, reason),
+        )
+        self.dispatcher = Dispatcher(app, settings, fleet, self.elector, plans)
+        self._warned_of_offset = False
         self.elector.start()
+
+    def _changed(self, app: Any, clock: FleetClock, term: Term, reason: str) -> None:
+        if reason:
+            leader_lost.send_robust(sender=app, epoch=term.epoch, holder=term.holder, reason=reason)
+            return
+        if abs(clock.offset) > _OFFSET and not self._warned_of_offset:
+            self._warned_of_offset = True
+            logger.warning(
+                "The wall clock of this host is %.1f s off the clock of the Redis server%s.",
+                -clock.offset,
+                ", which decides when a slot is due" if clock.source == "redis" else "",
+                extra={"action": "clock_offset", "offset": clock.offset},
+            )
+        leader_elected.send_robust(sender=app, epoch=term.epoch, holder=term.holder)
 
 
 class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
@@ -53,7 +79,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
     """
 
     def __init__(self, app: Any, *args: Any, clock: Clock | None = None, **kwargs: Any) -> None:
-        self._settings = Settings.from_app(app)
+        self._settings = Settings.from_app(app, warn=not kwargs.get("lazy"))
         self._clock = clock or Clock()
         self._running: _Running | None = None
         self._closed = False
@@ -100,6 +126,11 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
         running = self._running
         if running is None or running.pid != os.getpid():
             running = self._running = self._start()
+        if not running.elector.alive:
+            logger.error(
+                "The elector has ended unexpectedly; starting anew.", extra={"action": "elector_ended"}
+            )
+            running = self._running = self._start()
         running.elector.progress()
         term = running.elector.wait(_STANDBY_TICK)
         if term is None:
@@ -111,11 +142,11 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
             logger.exception(
                 "The tick failed; another replica leads on, if there is one.", extra={"action": "tick_failed"}
             )
-            running.elector.step_down(f"its tick failed: {exc!r}")
+            running.elector.step_down(term, f"its tick failed: {exc!r}")
             return _STANDBY_TICK
 
     def _start(self) -> _Running:
-        plans = load_plans(self.schedule, self._settings, self.app.conf.beat_cron_starting_deadline)
+        plans = load_plans(self.schedule, self._settings.policy, self.app.conf.beat_cron_starting_deadline)
         return _Running(self.app, self._settings, plans, self._clock)
 
     # -- the end -------------------------------------------------------------------------------------------

@@ -46,6 +46,10 @@ _SHORTEST_LEASE = 1.0
 _SHORTEST_RETENTION = 60.0
 
 
+#: Longest sleep of beat's loop under this scheduler, in seconds.
+_LONGEST_SLEEP = 1.0
+
+
 @dataclass(frozen=True)
 class Settings:
     """What an app has set, complete with defaults. All durations are in seconds.
@@ -89,21 +93,22 @@ class Settings:
         return self.lease_ttl / 10
 
     @classmethod
-    def from_app(cls, app: Any) -> Settings:
+    def from_app(cls, app: Any, warn: bool = True) -> Settings:
         """Read and validate the settings of `app`. Opens no connection.
 
-        Names that aren't read are logged as warnings.
+        Names that aren't read are logged as warnings, unless `warn` is False.
 
         Raises:
             SettingsError: a value, or a mix of values, can't work. The message names the settings, their
                 values and the rule, and never holds a password.
             PolicyError: `leaderbeat_policy` has an unknown key or an impossible value.
         """
-        for message in unknown_settings(app):
+        for message in unknown_settings(app) if warn else ():
             logger.warning("%s", message, extra={"action": "unknown_setting"})
         source = Source(app)
         redis_url, target = find_redis(source)
         lease_ttl = source.seconds("lease_ttl", 15.0)
+        publish_timeout = source.seconds("publish_timeout", min(5.0, lease_ttl / 3))
         policy = source.mapping("policy")
         validate_defaults(policy)
         settings = cls(
@@ -115,8 +120,8 @@ class Settings:
             lease_ttl=lease_ttl,
             renew_interval=source.seconds("renew_interval", lease_ttl / 3),
             fast_failover=source.flag("fast_failover", True),
-            stall_timeout=source.seconds("stall_timeout", lease_ttl),
-            publish_timeout=source.seconds("publish_timeout", min(5.0, lease_ttl / 3)),
+            stall_timeout=source.seconds("stall_timeout", max(lease_ttl, 2 * publish_timeout + 2)),
+            publish_timeout=publish_timeout,
             policy=MappingProxyType(dict(policy)),
             slot_retention=source.seconds("slot_retention", 3600.0),
             clock=source.choice("clock", ("redis", "local"), "redis"),
@@ -183,10 +188,12 @@ def _check_timings(settings: Settings, source: Source) -> None:
             f"{cite('publish_timeout')} must be shorter than {cite('lease_ttl')}: a publish has to end while "
             "the lease still holds."
         )
-    if settings.stall_timeout <= settings.publish_timeout:
+    quiet = max(2 * settings.publish_timeout + 0.5, _LONGEST_SLEEP)
+    if settings.stall_timeout <= quiet:
         raise SettingsError(
-            f"{cite('stall_timeout')} must be longer than {cite('publish_timeout')}: else a slow publish looks "
-            "like a loop that hangs."
+            f"{cite('stall_timeout')} must be longer than {quiet:g} s, which is twice {cite('publish_timeout')} "
+            f"plus half a second (connecting and publishing), and at least {_LONGEST_SLEEP:g} s (the loop's "
+            "sleep): else a slow publish looks like a loop that hangs."
         )
     if settings.slot_retention < _SHORTEST_RETENTION:
         raise SettingsError(f"{cite('slot_retention')} must be at least {_SHORTEST_RETENTION:g} s.")

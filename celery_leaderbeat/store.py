@@ -8,7 +8,7 @@ retries nothing: every script can be asked again, and the caller knows until whe
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -21,7 +21,7 @@ from redis.retry import Retry
 from celery_leaderbeat.errors import StoreError, StoreUnavailable
 from celery_leaderbeat.settings import Settings
 
-__all__ = ["Keys", "Store", "Subscription"]
+__all__ = ["Keys", "Look", "Store", "Subscription"]
 
 #: Longest that one answer of the server may take, in seconds, where the caller sets nothing else.
 _TIMEOUT = 5.0
@@ -81,13 +81,38 @@ class Keys:
         return self._key(f"slot:{tick_key}")
 
 
+@dataclass(frozen=True)
+class Look:
+    """What a look at the lease has shown.
+
+    Attributes:
+        value: the lease's value, None if it is free.
+        remaining: its TTL in ms, negative if it doesn't expire.
+        now: the server's time, in Unix seconds.
+        subscribers: how many subscribe to the channel asked for, None if the server doesn't say.
+    """
+
+    value: str | None
+    remaining: int
+    now: float
+    subscribers: int | None
+
+
 @cache
 def _source(name: str) -> str:
     return (resources.files("celery_leaderbeat") / "scripts" / f"{name}.lua").read_text("utf-8")
 
 
 @contextlib.contextmanager
-def _translated(what: str) -> Iterator[None]:
+def _translated(what: str, secrets: Sequence[str]) -> Iterator[None]:
+    """Translate the driver's errors. A server may quote what it was sent, so secrets are taken out."""
+
+    def said(exc: Exception) -> str:
+        text = str(exc)
+        for secret in secrets:
+            text = text.replace(secret, "***")
+        return text
+
     try:
         yield
     except (
@@ -96,12 +121,16 @@ def _translated(what: str) -> Iterator[None]:
         redis.exceptions.ReadOnlyError,
         OSError,
     ) as exc:
-        raise StoreUnavailable(f"Redis gave no answer to {what}: {exc}") from exc
+        raise StoreUnavailable(f"Redis gave no answer to {what}: {said(exc)}") from None
     except redis.exceptions.RedisError as exc:
-        text = str(exc)
-        if text.startswith(("MASTERDOWN", "READONLY", "LOADING")):
-            raise StoreUnavailable(f"Redis can't serve {what} now: {text}") from exc
-        raise StoreError(f"Redis refused {what}: {text}") from exc
+        text = said(exc)
+        if text.startswith(("MASTERDOWN", "READONLY", "LOADING", "BUSY ")):
+            raise StoreUnavailable(f"Redis can't serve {what} now: {text}") from None
+        raise StoreError(f"Redis refused {what}: {text}") from None
+    except (TypeError, ValueError) as exc:
+        raise StoreError(
+            f"redis-py can't be used for {what}: {said(exc)}. Check leaderbeat_redis_options."
+        ) from None
 
 
 class Store:
@@ -115,6 +144,7 @@ class Store:
     def __init__(self, settings: Settings, timeout: float = _TIMEOUT) -> None:
         self.keys = Keys(settings.key_prefix)
         self._client = _client(settings, timeout)
+        self._secrets = _secrets(settings)
         self._scripts: dict[str, Any] = {}
 
     def run(self, script: str, keys: Sequence[str], args: Sequence[str | int | float] = ()) -> Any:
@@ -127,20 +157,21 @@ class Store:
         call = self._scripts.get(script)
         if call is None:
             call = self._scripts[script] = self._client.register_script(_source(script))
-        with _translated(f"the script {script}"):
+        with self._translated(f"the script {script}"):
             return call(keys=keys, args=args)
 
-    def look(self, subscribers_of: str | None = None) -> tuple[str | None, int, int | None]:
-        """The lease value, its remaining TTL in ms, and how many subscribe to a channel (None: unknown)."""
-        with _translated("a look at the lease"), self._client.pipeline(transaction=False) as pipe:
-            pipe.get(self.keys.lease).pttl(self.keys.lease)
-            value, remaining = pipe.execute()
-        return value, remaining, self.subscribers(subscribers_of) if subscribers_of else None
+    def look(self, subscribers_of: str | None = None) -> Look:
+        """Look at the lease, the server's clock, and how many subscribe to a channel."""
+        with self._translated("a look at the lease"), self._client.pipeline(transaction=False) as pipe:
+            pipe.get(self.keys.lease).pttl(self.keys.lease).time()
+            value, remaining, (seconds, microseconds) = pipe.execute()
+        subscribers = self.subscribers(subscribers_of) if subscribers_of else None
+        return Look(value, remaining, seconds + microseconds / 1e6, subscribers)
 
     def subscribers(self, channel: str) -> int | None:
         """How many connections subscribe to `channel`; None where the server doesn't say."""
         try:
-            with _translated("PUBSUB NUMSUB"):
+            with self._translated("PUBSUB NUMSUB"):
                 (_, count), *_ = self._client.pubsub_numsub(channel)
         except StoreUnavailable:
             raise
@@ -149,19 +180,19 @@ class Store:
         return int(count)
 
     def text(self, key: str) -> str | None:
-        with _translated(f"GET {key}"):
+        with self._translated(f"GET {key}"):
             value: str | None = self._client.get(key)
         return value
 
     def table(self, key: str) -> dict[str, str]:
         """A whole hash."""
-        with _translated(f"HGETALL {key}"):
+        with self._translated(f"HGETALL {key}"):
             found: dict[str, str] = self._client.hgetall(key)
         return found
 
     def tables(self, keys: Iterable[str]) -> list[dict[str, str]]:
         """Many hashes in one round trip; an empty one for each that isn't there."""
-        with _translated("HGETALL"), self._client.pipeline(transaction=False) as pipe:
+        with self._translated("HGETALL"), self._client.pipeline(transaction=False) as pipe:
             for key in keys:
                 pipe.hgetall(key)
             found: list[dict[str, str]] = pipe.execute()
@@ -169,13 +200,13 @@ class Store:
 
     def members(self, key: str) -> list[str]:
         """The members of a sorted set, lowest score first."""
-        with _translated(f"ZRANGE {key}"):
+        with self._translated(f"ZRANGE {key}"):
             found: list[str] = self._client.zrange(key, 0, -1)
         return found
 
     def announce(self, holder: str, now: float, lifetime: float) -> list[str]:
         """Note that `holder` lives at `now` (Unix seconds); the holders seen within `lifetime` seconds."""
-        with _translated("the membership"), self._client.pipeline(transaction=False) as pipe:
+        with self._translated("the membership"), self._client.pipeline(transaction=False) as pipe:
             pipe.zadd(self.keys.replicas, {holder: now})
             pipe.zremrangebyscore(self.keys.replicas, "-inf", now - lifetime)
             pipe.zrange(self.keys.replicas, 0, -1)
@@ -184,15 +215,18 @@ class Store:
 
     def withdraw(self, holder: str) -> None:
         """Take `holder` out of the membership."""
-        with _translated("the membership"):
+        with self._translated("the membership"):
             self._client.zrem(self.keys.replicas, holder)
 
     def subscribe(self, *channels: str) -> Subscription:
         """Subscribe to `channels` on a connection of its own."""
         pubsub = self._client.pubsub(ignore_subscribe_messages=True)
-        with _translated("SUBSCRIBE"):
+        with self._translated("SUBSCRIBE"):
             pubsub.subscribe(*channels)
-        return Subscription(pubsub)
+        return Subscription(pubsub, self._translated)
+
+    def _translated(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return _translated(what, self._secrets)
 
     def close(self) -> None:
         """Close all connections. Never raises."""
@@ -203,8 +237,11 @@ class Store:
 class Subscription:
     """Messages of some channels, one at a time."""
 
-    def __init__(self, pubsub: Any) -> None:
+    def __init__(
+        self, pubsub: Any, translated: Callable[[str], contextlib.AbstractContextManager[None]]
+    ) -> None:
         self._pubsub = pubsub
+        self._translated = translated
 
     def next(self, timeout: float) -> str | None:
         """The channel of the next message, or None after `timeout` seconds.
@@ -212,7 +249,7 @@ class Subscription:
         Raises:
             StoreUnavailable: the connection is lost; subscribe again.
         """
-        with _translated("a subscription"):
+        with self._translated("a subscription"):
             message: Mapping[str, Any] | None = self._pubsub.get_message(timeout=timeout)
         return None if message is None else str(message["channel"])
 
@@ -220,6 +257,11 @@ class Subscription:
         """Close the connection. Never raises."""
         with contextlib.suppress(Exception):
             self._pubsub.close()
+
+
+def _secrets(settings: Settings) -> list[str]:
+    found = (source.get("password") for source in (settings.redis.kwargs, settings.redis_options))
+    return [secret for secret in found if isinstance(secret, str) and secret]
 
 
 def _client(settings: Settings, timeout: float) -> Any:
@@ -230,7 +272,12 @@ def _client(settings: Settings, timeout: float) -> Any:
         connection_class = redis.SSLConnection
     else:
         connection_class = redis.Connection
-    options: dict[str, Any] = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+    # The health check is a PING on a connection that has been idle: it finds out that a subscription is dead.
+    options: dict[str, Any] = {
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        "health_check_interval": 10,
+    }
     if target.unix:
         del options["socket_connect_timeout"]
     else:

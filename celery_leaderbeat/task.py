@@ -8,27 +8,26 @@ worker.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import random
-import uuid
-from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from celery import Task
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject
+from celery.signals import worker_init
 from celery.utils.nodenames import gethostname
 
+from celery_leaderbeat.backoff import backoff
 from celery_leaderbeat.clock import Clock
-from celery_leaderbeat.errors import StaleTick, StampError, StoreError, StoreUnavailable
-from celery_leaderbeat.ledger import Ledger, Verdict
-from celery_leaderbeat.runs import RunLeases
+from celery_leaderbeat.errors import LeaderbeatError, StaleTick, StampError, StoreError
+from celery_leaderbeat.ledger import Verdict
+from celery_leaderbeat.runs import Runs, new_run
+from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.signals import run_refused
-from celery_leaderbeat.tick import PUT_OFF_HEADER, RUN_HEADER, Stamp
+from celery_leaderbeat.tick import ASKED_HEADER, PUT_OFF_HEADER, RUN_HEADER, Stamp
 
 __all__ = ["FencedTask", "Tick"]
 
@@ -38,8 +37,10 @@ FENCING = ("slot", "current", "observed")
 ON_STALE = ("ignore", "reject")
 WHEN_UNVERIFIABLE = ("retry", "run", "refuse")
 
-#: How long a run lease lasts, in seconds; it is renewed at a third.
-_RUN_LEASE = 30.0
+#: So many questions without an answer are remembered.
+_ASKED_AT_MOST = 8
+#: Headers that belong to one copy of a message, and not to a retry of its run.
+_OF_A_COPY = (ASKED_HEADER, PUT_OFF_HEADER)
 #: Bounds of the wait before a message that couldn't be verified comes back, in seconds.
 _RETRY_AFTER = (1.0, 60.0)
 
@@ -57,14 +58,14 @@ class Tick:
         attempt: 1, and one more each time the leader sent the slot again after a crash.
     """
 
-    def __init__(self, stamp: Stamp, run: str, ledger: Ledger | None) -> None:
+    def __init__(self, stamp: Stamp, run: str, runs: Runs | None) -> None:
         self.key = stamp.key
         self.entry = stamp.entry
         self.slot: datetime = stamp.slot
         self.epoch = stamp.epoch
         self.attempt = stamp.attempt
         self._run = run
-        self._ledger = ledger
+        self._runs = runs
 
     def check(self) -> None:
         """Make sure that this run still holds its slot; for long bodies, before each step that counts.
@@ -73,10 +74,8 @@ class Tick:
             StaleTick: the run has been superseded; stop here.
             StoreUnavailable: Redis doesn't answer, so it can't be told.
         """
-        if (
-            self._ledger is not None
-            and not self._ledger.renew_runs({self.key: self._run}, _RUN_LEASE)[self.key]
-        ):
+        runs = self._runs
+        if runs is not None and not runs.ledger.renew_runs({self.key: self._run}, runs.lease)[self.key]:
             raise StaleTick(
                 f"The run {self._run} no longer holds the slot {self.key}: its lease was over and another run "
                 f"took the slot, or the record was removed. Stop this run without further effects."
@@ -139,15 +138,15 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
             if self.require_stamp:
                 self._refuse(None, "it carries no stamp, and the task requires one")
             return self._body(None, args, kwargs)
-        run = _new_run()
-        ledger = self._begin(stamp, run)
-        if ledger is None:
+        run = new_run()
+        runs = self._begin(stamp, run)
+        if runs is None:
             return self._body(Tick(stamp, run, None), args, kwargs)
         # A retry of this run carries it, so that the ledger knows the retry as its continuation.
-        request.headers = {**request.headers, RUN_HEADER: run}
-        request.headers.pop(PUT_OFF_HEADER, None)
-        with _leases(ledger).held(stamp.key, run), _finished(ledger, stamp, run):
-            return self._body(Tick(stamp, run, ledger), args, kwargs)
+        kept = {name: value for name, value in request.headers.items() if name not in _OF_A_COPY}
+        request.headers = {**kept, RUN_HEADER: run}
+        with runs.under_way(stamp.key, run):
+            return self._body(Tick(stamp, run, runs), args, kwargs)
 
     def _body(self, tick: Tick | None, args: Any, kwargs: Any) -> Any:
         token = _current.set(tick)
@@ -156,37 +155,58 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
         finally:
             _current.reset(token)
 
-    def _begin(self, stamp: Stamp, run: str) -> Ledger | None:
-        """Begin the slot. The ledger, or None for a run that couldn't be verified and runs all the same.
+    def _begin(self, stamp: Stamp, run: str) -> Runs | None:
+        """Begin the slot. The process's runs, or None for a run that couldn't be verified and runs all the same.
 
         Raises:
             Ignore, Reject: the message is refused or put off.
+            StoreError: an eager call can't be verified, and there is no later.
         """
         request = self.request
-        ledger = Ledger.for_app(self.app)
-        redelivered = bool(self.acks_late) and bool(
-            stamp.put_off or (request.delivery_info or {}).get("redelivered")
-        )
+        runs = Runs.for_app(self.app)
         try:
-            verdict = ledger.begin(
+            verdict = runs.ledger.begin(
                 stamp,
                 run=run,
                 mode=self.fencing,
-                redelivered=redelivered,
-                run_lease=_RUN_LEASE,
+                redelivered=self._maybe_redelivered(stamp),
+                run_lease=runs.lease,
                 worker=f"{request.hostname or gethostname()}:{os.getpid()}",
                 task=self.name,
                 task_id=request.id,
+                asked=stamp.asked,
             )
         except StoreError as exc:
+            if request.is_eager and self.when_unverifiable == "retry":
+                raise
             verdict = self._unverifiable(stamp, exc)
             if verdict.kind == "run":
                 return None
+            stamp = replace(stamp, asked=(*stamp.asked, run)[-_ASKED_AT_MOST:])
         if verdict.kind == "refuse":
             self._refuse(stamp, verdict.reason)
         if verdict.kind == "put_off":
+            if request.is_eager:
+                self._refuse(stamp, "the slot is running elsewhere")
             self._put_off(stamp, verdict)
-        return ledger
+        if verdict.new:
+            logger.warning(
+                "The ledger has no record of the slot %s: it has expired (leaderbeat_slot_retention), or this "
+                "worker has another leaderbeat_redis_url or leaderbeat_key_prefix than beat. The task runs.",
+                stamp.key,
+                extra={"action": "no_record", "tick_key": stamp.key},
+            )
+        return runs
+
+    def _maybe_redelivered(self, stamp: Stamp) -> bool:
+        """Whether the broker may have delivered this message before, to a worker that didn't acknowledge it."""
+        if not self.acks_late:
+            return False
+        if stamp.put_off or (self.request.delivery_info or {}).get("redelivered"):
+            return True
+        # Other transports don't say.
+        driver = self.app.connection_for_read().transport.driver_type
+        return driver not in ("amqp", "redis")
 
     def _unverifiable(self, stamp: Stamp, exc: StoreError) -> Verdict:
         if self.when_unverifiable == "run":
@@ -201,8 +221,7 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
             return Verdict("run")
         if self.when_unverifiable == "refuse":
             return Verdict("refuse", reason=f"it can't be verified: {exc}")
-        low, high = _RETRY_AFTER
-        return Verdict("put_off", str(exc), random.uniform(low, min(high, low * 2.0 ** (stamp.put_off + 1))))
+        return Verdict("put_off", str(exc), backoff(stamp.put_off + 1, *_RETRY_AFTER))
 
     def _refuse(self, stamp: Stamp | None, reason: str) -> None:
         request = self.request
@@ -263,80 +282,15 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
                 raise Ignore(f"put off for {verdict.seconds:.1f} s")
 
 
-@contextlib.contextmanager
-def _finished(ledger: Ledger, stamp: Stamp, run: str) -> Iterator[None]:
-    """Tell the ledger how the run ended."""
-    state, reason = "done", ""
-    try:
-        yield
-    except Retry as exc:
-        state, reason = "retrying", str(exc)
-        raise
-    except Ignore:
-        raise
-    except Reject as exc:
-        state, reason = "requeued" if exc.requeue else "failed", repr(exc)
-        raise
-    except Exception as exc:
-        state, reason = "failed", repr(exc)
-        raise
-    except BaseException as exc:
-        # The worker is going down, and the run with it. The lease ends by itself, and then the message's
-        # redelivery runs.
-        state, reason = "", repr(exc)
-        raise
-    finally:
-        if state:
-            _finish(ledger, stamp, run, state, reason)
-
-
-def _finish(ledger: Ledger, stamp: Stamp, run: str, state: str, reason: str) -> None:
-    """Record the end; where Redis doesn't answer, try for as long as the run lease lasts.
-
-    A run whose end isn't recorded looks like one whose worker died, so the end is worth some patience. The
-    effects have happened either way, so a failure to record them is no failure of the task.
-    """
-    clock = Clock()
-    deadline, wait = clock.monotonic() + _RUN_LEASE, 0.1
-    while True:
-        try:
-            held = ledger.finish(stamp.key, run, state, reason)
-        except StoreUnavailable as exc:
-            if clock.monotonic() < deadline:
-                clock.sleep(wait)
-                wait = min(wait * 2, 2.0)
-                continue
-            logger.error(
-                "The slot %s is %s, but the ledger couldn't be told: %s",
-                stamp.key,
-                state,
-                exc,
-                extra={"action": "finish_lost", "tick_key": stamp.key},
-            )
-        except StoreError as exc:
-            logger.error(
-                "The slot %s is %s, but the ledger refused it: %s",
-                stamp.key,
-                state,
-                exc,
-                extra={"action": "finish_lost", "tick_key": stamp.key},
-            )
-        else:
-            if not held:
-                logger.warning(
-                    "The slot %s is %s by a run that no longer held it.",
-                    stamp.key,
-                    state,
-                    extra={"action": "finish_superseded", "tick_key": stamp.key},
-                )
+@worker_init.connect  # type: ignore[untyped-decorator]  # Celery has no types
+def _validate_settings(sender: Any, **_: Any) -> None:
+    """Refuse settings that can't work when a worker starts, not when the first slot arrives."""
+    app = sender.app
+    app.finalize()
+    if not any(isinstance(task, FencedTask) for task in app.tasks.values()):
         return
-
-
-def _new_run() -> str:
-    return f"{gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
-
-
-def _leases(ledger: Ledger) -> RunLeases:
-    """The run leases that go with a process's ledger."""
-    leases: RunLeases = ledger.__dict__.setdefault("_run_leases", RunLeases(ledger, _RUN_LEASE))
-    return leases
+    try:
+        Settings.from_app(app, warn=False)
+    except LeaderbeatError as exc:
+        logger.critical("This worker can't start: %s", exc, extra={"action": "settings_refused"})
+        raise SystemExit(1) from exc

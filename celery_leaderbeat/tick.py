@@ -21,6 +21,7 @@ from typing import Any
 from celery_leaderbeat.errors import StampError
 
 __all__ = [
+    "ASKED_HEADER",
     "ATTEMPT_HEADER",
     "EPOCH_HEADER",
     "PUT_OFF_HEADER",
@@ -42,6 +43,8 @@ SLOT_HEADER = "leaderbeat_slot"
 ATTEMPT_HEADER = "leaderbeat_attempt"
 #: The run whose retry this message is.
 RUN_HEADER = "leaderbeat_run"
+#: The runs under which this message asked to begin without seeing the answer, separated by spaces.
+ASKED_HEADER = "leaderbeat_asked"
 #: How often this message was put off.
 PUT_OFF_HEADER = "leaderbeat_put_off"
 
@@ -135,6 +138,7 @@ class Stamp:
         attempt: which attempt at the slot this is; 1 at first.
         run: the run whose retry this message is, else empty.
         put_off: how often this message was put off.
+        asked: the runs under which this message asked to begin without seeing the answer.
     """
 
     key: str
@@ -144,6 +148,7 @@ class Stamp:
     attempt: int = 1
     run: str = ""
     put_off: int = 0
+    asked: tuple[str, ...] = ()
 
     def headers(self) -> dict[str, object]:
         """The message headers that carry this stamp; strings and integers only."""
@@ -155,6 +160,8 @@ class Stamp:
         }
         if self.run:
             headers[RUN_HEADER] = self.run
+        if self.asked:
+            headers[ASKED_HEADER] = " ".join(self.asked)
         if self.put_off:
             headers[PUT_OFF_HEADER] = self.put_off
         return headers
@@ -176,16 +183,14 @@ class Stamp:
         text = slot_text(slot)
         if headers.get(SLOT_HEADER) != text:
             raise _bad(headers, SLOT_HEADER, f"{text!r}, the slot of the tick key {key!r}")
-        run = headers.get(RUN_HEADER)
-        if not (run is None or isinstance(run, str)):
-            raise _bad(headers, RUN_HEADER, "a string")
         return cls(
             key=key,
             entry=entry,
             slot=slot,
             epoch=_integer(headers, EPOCH_HEADER, least=1),
             attempt=_integer(headers, ATTEMPT_HEADER, least=1),
-            run=run or "",
+            run=_text(headers, RUN_HEADER),
+            asked=tuple(_text(headers, ASKED_HEADER).split()),
             put_off=0 if headers.get(PUT_OFF_HEADER) is None else _integer(headers, PUT_OFF_HEADER, least=0),
         )
 
@@ -212,6 +217,13 @@ def _integer(headers: Mapping[str, Any], name: str, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise _bad(headers, name, f"an integer of at least {least}")
     return value
+
+
+def _text(headers: Mapping[str, Any], name: str) -> str:
+    value = headers.get(name)
+    if not (value is None or isinstance(value, str)):
+        raise _bad(headers, name, "a string")
+    return value or ""
 
 
 def _bad(headers: Mapping[str, Any], name: str, expected: str) -> StampError:

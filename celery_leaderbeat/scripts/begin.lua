@@ -3,6 +3,9 @@
 -- A slot starts once at a time and never again after it has ended. What belongs to the run that holds the
 -- record goes on: its retry (the message names that run), and the redelivery of its message once the run's
 -- lease is over, which means that its worker died.
+-- A message that never saw the answer to its question asks again: the run that it had asked for never began.
+-- An older epoch's message runs where the newer epoch that claimed the slot gave it back or missed it: it is
+-- the only copy.
 -- The modes 'current' and 'observed' are asked when a slot starts, not again for the runs that follow.
 --
 -- KEYS  1 the slot's record
@@ -23,7 +26,8 @@
 --      12 slot in µs
 --      13 task
 --      14 task id
--- Returns  {'run'}
+--      15 asked: the runs under which this message asked before without seeing the answer, between spaces
+-- Returns  {'run', what the record was before}   its state, '' if there was none
 --          {'refuse', reason, epoch of the record}
 --          {'put_off', ms until the lease of the run that holds the record is over}
 
@@ -41,7 +45,7 @@ local function refuse(reason)
 end
 
 if state then
-  if epoch < tonumber(record[2]) then
+  if epoch < tonumber(record[2]) and state ~= 'returned' and state ~= 'missed' then
     return refuse('a newer epoch claimed the slot')
   elseif attempt < tonumber(record[3] or '1') then
     return refuse('a newer attempt of the slot was sent')
@@ -50,7 +54,8 @@ if state then
   end
 end
 
-if begun and holder ~= run and not (after ~= '' and after == holder) then
+local asked = begun and (holder == run or string.find(ARGV[15], ' ' .. holder .. ' ', 1, true) ~= nil)
+if begun and not asked and not (after ~= '' and after == holder) then
   if after ~= holder_after then
     return refuse('the run that this message belongs to no longer holds the slot')
   elseif state == 'running' then
@@ -100,4 +105,4 @@ redis.call('PEXPIRE', KEYS[1], ttl)
 if not begun then
   redis.call('HINCRBY', KEYS[4], 'started', 1)
 end
-return {'run'}
+return {'run', state or ''}

@@ -54,7 +54,7 @@ for i = 5, #KEYS do
     redis.call('HSET', KEYS[i], 'state', 'claimed', 'epoch', ARGV[2], 'batch', batch, 'key', item.key,
       'entry', item.entry, 'slot', item.slot, 'task', item.task, 'task_id', item.task_id,
       'attempt', item.attempt, 'prefer', item.prefer, 'ttl', item.ttl, 'claimed_at', now)
-    redis.call('HDEL', KEYS[i], 'reason')
+    redis.call('HDEL', KEYS[i], 'reason', 'sent_at')
     redis.call('PEXPIRE', KEYS[i], item.ttl)
     redis.call('ZADD', KEYS[3], now, item.key)
     claimed = claimed + 1

@@ -1,30 +1,33 @@
 -- Decides what a claim becomes by what its leader knows of the broker: 'sent' when the broker took the
 -- message, 'unconfirmed' when it may or may not have taken it.
 --
--- Acts by the record's epoch, not by the lease: a leader that has lost its lease still knows this. A slot
--- that a worker has begun keeps its state.
+-- Acts by the record's epoch and batch, not by the lease: a leader that has lost its lease still knows this.
+-- A slot that a worker has begun keeps its state.
 --
 -- KEYS  1 unfinished
 --       2 counts
 --       3, … the slots' records
 -- ARGV  1 epoch of the claims
---       2, … for each record: 'sent' or 'unconfirmed'
--- Returns  for each record: the state that it is in now, or 'superseded' if another epoch holds it
+--       2 batch of the claims
+--       3, … for each record: 'sent' or 'unconfirmed'
+-- Returns  for each record: the state that it is in now, or 'superseded' if another claim holds it
 
 local time = redis.call('TIME')
 local now = time[1] .. string.format('%03d', math.floor(tonumber(time[2]) / 1000))
 local answer = {}
 
 for i = 3, #KEYS do
-  local outcome = ARGV[i - 1]
-  local record = redis.call('HMGET', KEYS[i], 'state', 'epoch', 'key')
+  local outcome = ARGV[i]
+  local record = redis.call('HMGET', KEYS[i], 'state', 'epoch', 'key', 'batch', 'sent_at')
   local state = record[1]
-  if not state or record[2] ~= ARGV[1] then
+  if not state or record[2] ~= ARGV[1] or record[4] ~= ARGV[2] then
     answer[#answer + 1] = 'superseded'
   else
     if outcome == 'sent' then
-      redis.call('HSET', KEYS[i], 'sent_at', now)
-      redis.call('HINCRBY', KEYS[2], 'sent', 1)
+      if not record[5] then
+        redis.call('HSET', KEYS[i], 'sent_at', now)
+        redis.call('HINCRBY', KEYS[2], 'sent', 1)
+      end
       if state == 'claimed' or state == 'unconfirmed' then
         redis.call('HSET', KEYS[i], 'state', 'sent')
         redis.call('HDEL', KEYS[i], 'reason')

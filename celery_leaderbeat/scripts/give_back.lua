@@ -1,11 +1,12 @@
 -- Decides whether a claim is given back: a slot that its own leader knows to be unsent can be claimed again.
 --
--- Acts by the record's epoch, also after that leader has lost its lease.
+-- Acts by the record's epoch and batch, also after that leader has lost its lease.
 --
 -- KEYS  1 unfinished
 --       2, … the slots' records
 -- ARGV  1 epoch of the claims
---       2 reason
+--       2 batch of the claims
+--       3 reason
 -- Returns  for each record: 'returned', or the state that it stays in, or 'superseded'
 
 local time = redis.call('TIME')
@@ -13,12 +14,12 @@ local now = time[1] .. string.format('%03d', math.floor(tonumber(time[2]) / 1000
 local answer = {}
 
 for i = 2, #KEYS do
-  local record = redis.call('HMGET', KEYS[i], 'state', 'epoch', 'key', 'ttl')
+  local record = redis.call('HMGET', KEYS[i], 'state', 'epoch', 'key', 'ttl', 'batch')
   local state = record[1]
-  if not state or record[2] ~= ARGV[1] then
+  if not state or record[2] ~= ARGV[1] or record[5] ~= ARGV[2] then
     state = 'superseded'
   elseif state == 'claimed' or state == 'unconfirmed' then
-    redis.call('HSET', KEYS[i], 'state', 'returned', 'reason', ARGV[2])
+    redis.call('HSET', KEYS[i], 'state', 'returned', 'reason', ARGV[3])
     redis.call('PEXPIRE', KEYS[i], record[4])
     redis.call('ZADD', KEYS[1], now, record[3])
     state = 'returned'

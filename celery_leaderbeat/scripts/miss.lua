@@ -5,17 +5,18 @@
 -- count say it all.
 --
 -- KEYS  1 lease
---       2 entries
+--       2 entries: hash of entry -> {slot, fingerprint, count, missed, miss, removed}; miss is the latest range
 --       3 unfinished
 --       4 counts
 --       5, … records of those slots of the range that have one
 -- ARGV  1 lease value of the term
 --       2 epoch of the term
 --       3 entry
---       4 newest slot of the range, in µs
---       5 number of slots in the range
---       6 reason
---       7 fingerprint of the entry's schedule
+--       4 oldest slot of the range, in µs
+--       5 newest slot of the range, in µs
+--       6 number of slots in the range
+--       7 reason
+--       8 fingerprint of the entry's schedule
 -- Returns  {0, lease value}  no longer the leader
 --          {1, counted}      how many slots became missed here
 
@@ -31,18 +32,19 @@ local missed = 0
 for i = 5, #KEYS do
   local record = redis.call('HMGET', KEYS[i], 'state', 'key', 'epoch')
   if record[1] == 'returned' or (record[1] == 'claimed' and tonumber(record[3]) < tonumber(ARGV[2])) then
-    redis.call('HSET', KEYS[i], 'state', 'missed', 'reason', ARGV[6])
+    redis.call('HSET', KEYS[i], 'state', 'missed', 'reason', ARGV[7])
     redis.call('ZREM', KEYS[3], record[2])
     missed = missed + 1
   end
 end
-if not entry.slot or tonumber(entry.slot) < tonumber(ARGV[4]) then
-  missed = missed + tonumber(ARGV[5]) - (#KEYS - 4)
-  entry.slot = ARGV[4]
-  entry.fingerprint = ARGV[7]
+if not entry.slot or tonumber(entry.slot) < tonumber(ARGV[5]) then
+  missed = missed + tonumber(ARGV[6]) - (#KEYS - 4)
+  entry.slot = ARGV[5]
+  entry.fingerprint = ARGV[8]
 end
 if missed > 0 then
   entry.missed = (entry.missed or 0) + missed
+  entry.miss = {first = ARGV[4], last = ARGV[5], count = tonumber(ARGV[6]), reason = ARGV[7]}
   redis.call('HSET', KEYS[2], ARGV[3], cjson.encode(entry))
   redis.call('HINCRBY', KEYS[4], 'missed', missed)
 end

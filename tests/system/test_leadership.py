@@ -287,7 +287,7 @@ def test_a_beat_waits_for_a_redis_that_is_not_there_yet(scene: Scene) -> None:
 @pytest.mark.workers(0)
 @pytest.mark.beats(0)
 @pytest.mark.matrix("valkey")
-@pytest.mark.conf(leaderbeat_lease_ttl=3, leaderbeat_stall_timeout=2)
+@pytest.mark.conf(leaderbeat_lease_ttl=3, leaderbeat_stall_timeout=2, leaderbeat_publish_timeout=0.5)
 def test_a_leader_whose_tick_loop_hangs_is_replaced(celery_setup: LeaderbeatSetup, tmp_path: Path) -> None:
     plugin = tmp_path / "hang.py"
     plugin.write_text(

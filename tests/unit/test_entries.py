@@ -12,11 +12,11 @@ from celery.beat import BeatLazyFunc, ScheduleEntry
 from celery.schedules import BaseSchedule, crontab, schedule
 
 from celery_leaderbeat.agenda import Agenda
-from celery_leaderbeat.entries import ASK_AGAIN_AFTER, Plan, check_entry, load_plans
+from celery_leaderbeat.entries import check_entry, load_plans
 from celery_leaderbeat.errors import EntryError
 from celery_leaderbeat.message import build_message, expired_before
-from celery_leaderbeat.policy import Policy, Send
-from celery_leaderbeat.settings import Settings
+from celery_leaderbeat.plan import ASK_AGAIN_AFTER, Plan
+from celery_leaderbeat.policy import Miss, Policy, Send
 
 T0 = datetime(2026, 10, 2, 3, 0, tzinfo=timezone.utc)
 SECOND = timedelta(seconds=1)
@@ -35,7 +35,7 @@ def build(app: Celery) -> Any:
 
 def plan(app: Celery, name: str = "tick", every: Any = 1.0, **entry: Any) -> Plan:
     raw = {"task": "unit.task", "schedule": every, **entry}
-    plans = load_plans({name: check_entry(name, raw, build(app))}, Settings.from_app(app), None)
+    plans = load_plans({name: check_entry(name, raw, build(app))}, {}, None)
     return plans[name]
 
 
@@ -79,7 +79,7 @@ def test_a_bad_policy_or_interval_costs_only_its_own_entry(
     }
     entries = {name: check_entry(name, item, build(app)) for name, item in raw.items()}
     with caplog.at_level(logging.ERROR):
-        plans = load_plans(entries, Settings.from_app(app), None)
+        plans = load_plans(entries, {}, None)
     assert set(plans) == {"good"}
     assert sorted(record.entry for record in caplog.records) == ["mapping", "negative", "policy"]
     assert "catch_up" in caplog.text
@@ -91,7 +91,7 @@ def test_the_starting_deadline_of_crontabs_is_no_deadline_of_intervals(app: Cele
         "interval": {"task": "t", "schedule": 60.0},
     }
     entries = {name: check_entry(name, item, build(app)) for name, item in raw.items()}
-    plans = load_plans(entries, Settings.from_app(app), 90)
+    plans = load_plans(entries, {}, 90)
     assert plans["cron"].policy.deadline == 90
     assert plans["interval"].policy.deadline is None
 
@@ -111,14 +111,14 @@ class Failing(BaseSchedule):
 
 
 def test_a_schedule_that_fails_later_is_asked_again_and_loses_no_slot(
-    app: Celery, caplog: pytest.LogCaptureFixture
+    app: Celery,
 ) -> None:
     item = Plan("tick", None, Failing(app=app), "f", Policy(catch_up="all", lookback=100))
     item.start(T0)
     assert item.when == T0 + SECOND
     item.schedule.fails = True
     item.advance(T0 + SECOND)
-    assert "no slots today" in caplog.text
+    assert "no slots today" in str(item.failure)
     assert item.when == T0 + SECOND + ASK_AGAIN_AFTER
     item.schedule.fails = False
     decisions = item.decide(T0 + 4 * SECOND, T0)
@@ -137,6 +137,22 @@ def test_a_slot_that_is_given_back_comes_first_and_only_once(app: Celery) -> Non
     item.advance(T0 + SECOND)
     assert item.returned == []
     assert item.last == T0 + SECOND
+
+
+def test_a_doomed_slot_is_missed_in_its_turn_and_the_others_are_sent(app: Celery) -> None:
+    item = plan(app, options={"leaderbeat": {"catch_up": "all"}})
+    item.start(T0)
+    item.doom(T0 + 2 * SECOND, "no such queue")
+    decisions = item.decide(T0 + 3 * SECOND, T0)
+    doomed = T0 + 2 * SECOND
+    assert decisions == [
+        Send(T0 + SECOND),
+        Miss(doomed, doomed, 1, "no such queue"),
+        Send(T0 + 3 * SECOND),
+    ]
+    for decision in decisions[:2]:
+        item.advance(decision.slot if isinstance(decision, Send) else decision.last)
+    assert item.decide(T0 + 3 * SECOND, T0) == [Send(T0 + 3 * SECOND)]
 
 
 def test_the_agenda_gives_the_longest_due_first_and_forgets_old_places(app: Celery) -> None:
@@ -191,10 +207,11 @@ def test_a_message_copies_the_entrys_dicts_and_keeps_its_own_headers(app: Celery
 
 def test_only_one_side_may_decide_about_a_message(app: Celery) -> None:
     message = build_message(plan(app), T0, epoch=1, prefix="p")
-    assert not message.taken
-    assert message.take()
-    assert message.taken
-    assert not message.take()
+    assert not message.handling.taken
+    assert message.handling.take()
+    assert message.handling.taken
+    assert not message.handling.take()
+    assert not message.sending.taken
 
 
 @pytest.mark.parametrize(

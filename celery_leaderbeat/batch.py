@@ -1,0 +1,89 @@
+"""Messages that are claimed together, and what has to be said about them in the end."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from celery_leaderbeat.debts import Debt
+from celery_leaderbeat.ledger import Claim
+from celery_leaderbeat.message import Message, Outcome
+from celery_leaderbeat.plan import Plan
+from celery_leaderbeat.term import Term
+
+__all__ = ["Batch"]
+
+#: Records are kept for at least this many periods of their entry.
+_PERIODS = 3
+_LONGEST_RETENTION = 400 * 86_400.0
+
+
+@dataclass
+class Batch:
+    """Messages of one term, claimed in one script under one identity."""
+
+    term: Term
+    plans: Mapping[str, Plan]
+    messages: list[Message]
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def claims(self, retention: float) -> list[Claim]:
+        """What to claim; records are kept for `retention` seconds at least."""
+        return [
+            Claim(
+                key=message.key,
+                entry=message.entry,
+                slot=message.slot,
+                fingerprint=self.plans[message.entry].fingerprint,
+                task=message.task,
+                task_id=message.task_id,
+                prefer=message.prefer,
+                ttl=_ttl(self.plans[message.entry], retention),
+            )
+            for message in self.messages
+        ]
+
+    def debt(self, message: Message) -> Debt:
+        """What the ledger has to be told of a message whose outcome is known."""
+        outcome = message.outcome
+        if outcome is None:
+            raise ValueError(f"The outcome of {message.key} isn't known yet.")
+        if outcome.kind == "sent":
+            return Debt(self.term.epoch, self.id, message.key, "sent")
+        if outcome.kind == "unknown" and message.prefer != "duplicate":
+            return Debt(self.term.epoch, self.id, message.key, "unconfirmed", outcome.reason)
+        return Debt(self.term.epoch, self.id, message.key, "returned", outcome.reason)
+
+    def abandon(self, reason: str) -> None:
+        """Take what nobody handles yet: it stays unsent."""
+        for message in self.messages:
+            if message.handling.take():
+                message.outcome = Outcome("unsent", reason)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a message is with the publisher and its outcome isn't known."""
+        return any(
+            message.outcome is None and message.handling.taken and not message.settled
+            for message in self.messages
+        )
+
+    def give_up(self, reason: str) -> None:
+        """Keep what is under way from leaving, where that is still possible."""
+        for message in self.messages:
+            if message.outcome is None and not message.settled and message.sending.take():
+                message.outcome = Outcome("unsent", reason)
+
+    def unsettled(self) -> Iterator[Debt]:
+        """What the ledger hasn't been told yet, as far as it is known."""
+        for message in self.messages:
+            if message.outcome is not None and not message.settled:
+                yield self.debt(message)
+
+
+def _ttl(plan: Plan, retention: float) -> float:
+    period = 0.0
+    if plan.last is not None and plan.next is not None:
+        period = (plan.next - plan.last).total_seconds()
+    return min(max(_PERIODS * period, retention), _LONGEST_RETENTION)
