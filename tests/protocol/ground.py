@@ -133,20 +133,27 @@ class Ground:
         """Claim slots that are free."""
         assert self.ask(term, *numbers, **options) == ["claimed"] * len(numbers)
 
-    def confirm(self, epoch: int, number: int, outcome: str = "sent") -> str:
-        return self.ledger.confirm(epoch, {self.key(number): outcome})[0]
+    def confirm(self, epoch: int, number: int, outcome: str = "sent", batch: str | None = None) -> str:
+        """Confirm a slot for a batch; by default for the one that its record names."""
+        batch = self.batch(number) if batch is None else batch
+        return self.ledger.confirm(epoch, batch, {self.key(number): outcome})[0]
 
-    def give_back(self, epoch: int, number: int, reason: str = "no connection") -> str:
-        return self.ledger.give_back(epoch, [self.key(number)], reason)[0]
+    def give_back(
+        self, epoch: int, number: int, reason: str = "no connection", batch: str | None = None
+    ) -> str:
+        """Give a slot back for a batch; by default for the one that its record names."""
+        batch = self.batch(number) if batch is None else batch
+        return self.ledger.give_back(epoch, batch, [self.key(number)], reason)[0]
 
-    def doubt(self, term: Term, *numbers: int, grace: float = 0.0) -> list[str]:
-        return self.ledger.doubt(term, [self.key(number) for number in numbers], grace)
+    def doubt(self, term: Term, *numbers: int, until: float = 0.0) -> list[str]:
+        return self.ledger.doubt(term, [self.key(number) for number in numbers], until)
 
     def miss(
         self, term: Term, newest: int, count: int, returned: Sequence[int] = (), reason: str = "too late"
     ) -> int:
         keys = [self.key(number) for number in returned]
-        return self.ledger.miss(term, ENTRY, slot(newest), count, reason, _FINGERPRINT, keys)
+        oldest = slot(newest - count + 1)
+        return self.ledger.miss(term, ENTRY, oldest, slot(newest), count, reason, _FINGERPRINT, keys)
 
     # -- the worker's side ---------------------------------------------------------------------------------
 
@@ -162,6 +169,7 @@ class Ground:
         redelivered: bool = False,
         run_lease: float = 30.0,
         task: str = "proj.task",
+        asked: Sequence[str] = (),
     ) -> Verdict:
         stamp = Stamp(
             key=self.key(number), entry=ENTRY, slot=slot(number), epoch=epoch, attempt=attempt, run=after
@@ -175,6 +183,7 @@ class Ground:
             worker="host:1",
             task=task,
             task_id=f"id-{number}",
+            asked=asked,
         )
 
     def start(self, number: int, epoch: int, run: str = "run", **options: Any) -> None:
@@ -206,6 +215,10 @@ class Ground:
         record = self.ledger.slot(self.key(number))
         assert record is not None
         return record
+
+    def batch(self, number: int) -> str:
+        """The batch that the record of a slot names."""
+        return self.client.hget(self.record_key(number), "batch") or ""
 
     def state(self, number: int) -> str:
         """The state of a slot's record; empty if there is none."""
@@ -249,4 +262,4 @@ class Ground:
     def now_ms(self) -> int:
         """The server's clock."""
         seconds, micros = self.client.time()
-        return seconds * 1000 + micros // 1000
+        return int(seconds) * 1000 + int(micros) // 1000

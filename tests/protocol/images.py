@@ -1,7 +1,8 @@
 """The scripts as a function of what the server holds: `image, request -> answer, image`.
 
 An image is all that a ledger holds in Redis without what only says when: times, scores and TTLs. A request is
-run by a real server that has been brought to the image, once; asked again, it is answered from memory.
+run by a real server that has been brought to the part of the image that the script is given as KEYS, once;
+asked again, it is answered from memory.
 """
 
 from __future__ import annotations
@@ -35,6 +36,20 @@ for i, command in ipairs(cjson.decode(ARGV[1])) do
 end
 return answers
 """
+#: What each script is given, by its KEYS: it can't tell worlds apart that differ elsewhere.
+_PARTS = {
+    "elect": frozenset({"lease", "epoch"}),
+    "renew": frozenset({"lease"}),
+    "release": frozenset({"lease"}),
+    "claim": frozenset({"lease", "entry", "unfinished", "records"}),
+    "confirm": frozenset({"unfinished", "records"}),
+    "give_back": frozenset({"unfinished", "records"}),
+    "doubt": frozenset({"lease", "unfinished", "records"}),
+    "miss": frozenset({"lease", "entry", "unfinished", "records"}),
+    "begin": frozenset({"epoch", "observed", "records"}),
+    "finish": frozenset({"records"}),
+    "renew_run": frozenset({"records"}),
+}
 # Equal for all records of a slot, or no part of any decision but that on a grace or a run's lease.
 _LEFT_OUT = {
     *("key", "entry", "slot", "task", "task_id", "ttl", "worker", "reason"),
@@ -109,15 +124,27 @@ class Images:
         key = (image, script, text, args)
         found: tuple[Any, Image] | None = self._memory.get(key)
         if found is None:
-            self.asked += 1
-            if image != self._held:
-                self._bring(image)
-            answer = getattr(self, f"_{script}")(*args)
-            after = self._look(len(image.records))
-            # A new lease still has its time in its value.
-            self._held = None if script == "elect" else after
-            found = self._memory[key] = (answer, after)
+            parts = _PARTS[script]
+            slots = _slots(script, args)
+            seen = _only(image, parts, slots)
+            small = (seen, script, text, args)
+            run: tuple[Any, Image] | None = self._memory.get(small)
+            if run is None:
+                run = self._memory[small] = self._run(seen, script, args)
+                assert _only(run[1], parts, slots) == run[1], f"{script} writes what isn't among its keys"
+            answer, after = run
+            found = self._memory[key] = (answer, _merged(image, after, parts, slots))
         return found
+
+    def _run(self, image: Image, script: str, args: tuple[Any, ...]) -> tuple[Any, Image]:
+        self.asked += 1
+        if image != self._held:
+            self._bring(image)
+        answer = getattr(self, f"_{script}")(*args)
+        after = self._look(len(image.records))
+        # A new lease still has its time in its value.
+        self._held = None if script == "elect" else after
+        return answer, after
 
     # -- the requests --------------------------------------------------------------------------------------
 
@@ -154,11 +181,11 @@ class Images:
         except NotLeading:
             return None
 
-    def _confirm(self, epoch: int, number: int, outcome: str) -> str:
-        return self._ledger.confirm(epoch, {_key(number): outcome})[0]
+    def _confirm(self, epoch: int, number: int, batch: str, outcome: str) -> str:
+        return self._ledger.confirm(epoch, batch, {_key(number): outcome})[0]
 
-    def _give_back(self, epoch: int, number: int) -> str:
-        return self._ledger.give_back(epoch, [_key(number)], "unsent")[0]
+    def _give_back(self, epoch: int, number: int, batch: str) -> str:
+        return self._ledger.give_back(epoch, batch, [_key(number)], "unsent")[0]
 
     def _doubt(self, value: str, number: int) -> str | None:
         try:
@@ -169,12 +196,20 @@ class Images:
     def _miss(self, value: str, number: int, has_record: bool) -> int | None:
         keys = [_key(number)] if has_record else []
         try:
-            return self._ledger.miss(Term.read(value), ENTRY, slot(number), 1, "late", "f", keys)
+            when = slot(number)
+            return self._ledger.miss(Term.read(value), ENTRY, when, when, 1, "late", "f", keys)
         except NotLeading:
             return None
 
     def _begin(
-        self, number: int, epoch: int, run: str, after: str, redelivered: bool, mode: str
+        self,
+        number: int,
+        epoch: int,
+        run: str,
+        after: str,
+        redelivered: bool,
+        asked: tuple[str, ...],
+        mode: str,
     ) -> tuple[str, str]:
         stamp = Stamp(key=_key(number), entry=ENTRY, slot=slot(number), epoch=epoch, run=after)
         verdict = self._ledger.begin(
@@ -186,6 +221,7 @@ class Images:
             worker="w",
             task=_TASK,
             task_id="id",
+            asked=asked,
         )
         return verdict.kind, verdict.reason
 
@@ -214,8 +250,13 @@ class Images:
         for number, record in enumerate(image.records):
             if record:
                 fields: dict[str, str | int] = {
-                    **{"key": _key(number), "entry": ENTRY, "slot": _us(number), "ttl": str(_TTL)},
-                    **{"task": _TASK, "task_id": "id", "claimed_at": 1},
+                    "key": _key(number),
+                    "entry": ENTRY,
+                    "slot": _us(number),
+                    "ttl": str(_TTL),
+                    "task": _TASK,
+                    "task_id": "id",
+                    "claimed_at": 1,
                     **dict(record),
                 }
                 if "run_until" in fields:
@@ -240,11 +281,46 @@ class Images:
         return Image(
             lease=_timeless(lease) if lease else "",
             epoch=int(epoch),
-            entry=(_number(entry["slot"]), entry.get("count", 0), entry.get("missed", 0)),
+            entry=(_number(entry["slot"]), int(entry.get("count", 0)), int(entry.get("missed", 0))),
             unfinished=tuple(number for number in range(slots) if _key(number) in unfinished),
             records=tuple(_record(dict(zip(row[::2], row[1::2], strict=True))) for row in rows),
             observed=int(observed or 0),
         )
+
+
+def _slots(script: str, args: tuple[Any, ...]) -> tuple[int, ...]:
+    """The slots that a request is about."""
+    if "records" not in _PARTS[script]:
+        return ()
+    if script == "claim":
+        numbers: tuple[int, ...] = args[2]
+        return numbers
+    number: int = args[0 if script in ("begin", "finish", "renew_run") else 1]
+    return (number,)
+
+
+def _only(image: Image, parts: frozenset[str], slots: tuple[int, ...]) -> Image:
+    """The image without what a script isn't given."""
+    bare = empty(len(image.records))
+    kept = {name: getattr(image, name) for name in parts - {"unfinished", "records"}}
+    if "records" in parts:
+        kept["records"] = tuple(r if number in slots else () for number, r in enumerate(image.records))
+    if "unfinished" in parts:
+        kept["unfinished"] = tuple(number for number in image.unfinished if number in slots)
+    return bare._replace(**kept)
+
+
+def _merged(image: Image, after: Image, parts: frozenset[str], slots: tuple[int, ...]) -> Image:
+    """The image with what a script has made of its part."""
+    new = {name: getattr(after, name) for name in parts - {"unfinished", "records"}}
+    if "records" in parts:
+        pairs = enumerate(zip(image.records, after.records, strict=True))
+        new["records"] = tuple(b if number in slots else a for number, (a, b) in pairs)
+    if "unfinished" in parts:
+        others = {number for number in image.unfinished if number not in slots}
+        new["unfinished"] = tuple(sorted(others.union(after.unfinished)))
+    merged = image._replace(**new)
+    return image if merged == image else merged
 
 
 def _record(table: dict[str, str]) -> tuple[tuple[str, str], ...]:

@@ -68,8 +68,25 @@ def test_a_message_of_a_superseded_epoch_is_refused(ground: Ground) -> None:
     assert ground.begin(1, term.epoch).kind == "run"
 
 
-@pytest.mark.parametrize("state", [*NOT_BEGUN, "running", "retrying", *FINAL])
-def test_a_superseded_epoch_is_refused_in_every_state_of_the_record(ground: Ground, state: str) -> None:
+@pytest.mark.parametrize("state", ["returned", "missed"])
+def test_an_older_epochs_message_runs_where_the_newer_epoch_sends_none(ground: Ground, state: str) -> None:
+    old = ground.elect()
+    ground.claim(old, 1, prefer="duplicate")
+    term = ground.next_term()
+    ground.claim(term, 1, batch="next", prefer="duplicate")
+    ground.give_back(term.epoch, 1)
+    if state == "missed":
+        ground.miss(term, 1, 1, [1])
+    assert ground.begin(1, old.epoch, "r1").kind == "run"
+    assert ground.ask(term, 1, batch="last", prefer="duplicate") == ["running"]
+    assert ground.begin(1, term.epoch, "r2").kind == "refuse"
+    assert ground.finish(1, "r1", "done")
+
+
+@pytest.mark.parametrize(
+    "state", [*sorted(set(NOT_BEGUN) - {"returned", "missed"}), "running", "retrying", *FINAL]
+)
+def test_a_superseded_epoch_is_refused_in_every_other_state_of_the_record(ground: Ground, state: str) -> None:
     epoch = _sent(ground)
     if state not in NOT_BEGUN:
         ground.start(1, epoch, "r1")
@@ -148,6 +165,32 @@ def test_the_same_run_asking_again_gets_the_same_answer_and_counts_once(ground: 
     for _ in range(3):
         assert ground.begin(1, epoch, "r1").kind == "run"
     assert ground.ledger.counts() == {"claimed": 1, "sent": 1, "started": 1}
+
+
+@pytest.mark.parametrize("redelivered", [False, True])
+def test_a_message_that_never_saw_the_answer_begins_when_it_asks_again(
+    ground: Ground, redelivered: bool
+) -> None:
+    epoch = _sent(ground)
+    ground.start(1, epoch, "r1")
+    assert ground.begin(1, epoch, "r2", asked=["r1"], redelivered=redelivered).kind == "run"
+    assert ground.begin(1, epoch, "r3", asked=["r1", "r2"], redelivered=redelivered).kind == "run"
+    assert ground.record(1).run == "r3"
+    assert not ground.finish(1, "r1")
+    assert ground.finish(1, "r3")
+    assert ground.ledger.counts()["started"] == 1
+
+
+def test_a_message_that_asks_again_does_not_begin_while_another_run_holds_the_slot(ground: Ground) -> None:
+    epoch = _sent(ground)
+    ground.start(1, epoch, "r1")
+    assert ground.begin(1, epoch, "r2", asked=["r0", "r"]).kind == "refuse"
+    assert ground.begin(1, epoch, "r2", asked=["r0", "r"], redelivered=True).kind == "put_off"
+
+
+def test_the_answer_says_whether_there_was_a_record(ground: Ground) -> None:
+    epoch = _sent(ground)
+    assert [ground.begin(number, epoch).new for number in (1, 2)] == [False, True]
 
 
 @pytest.mark.parametrize("state", ["running", "retrying"])
@@ -391,7 +434,9 @@ def _cases() -> list[_Case]:
 
 def _expected(case: _Case) -> str:
     """What DESIGN says, in its order: superseded, ended, on-going, starting."""
-    if case.state and (case.epoch < 0 or case.attempt < 0):
+    if case.state and case.epoch < 0 and case.state not in ("returned", "missed"):
+        return "refuse"
+    if case.state and case.attempt < 0:
         return "refuse"
     if case.state == "refused":
         return "refuse"

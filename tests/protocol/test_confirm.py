@@ -29,7 +29,7 @@ def test_a_batch_is_confirmed_slot_by_slot(ground: Ground) -> None:
     term = ground.elect()
     ground.claim(term, 1, 2)
     outcomes = {ground.key(1): "unconfirmed", ground.key(2): "sent", ground.key(3): "sent"}
-    assert ground.ledger.confirm(term.epoch, outcomes) == ["unconfirmed", "sent", "superseded"]
+    assert ground.ledger.confirm(term.epoch, "batch", outcomes) == ["unconfirmed", "sent", "superseded"]
 
 
 def test_a_leader_that_has_lost_its_lease_still_says_what_it_sent(ground: Ground) -> None:
@@ -55,6 +55,30 @@ def test_a_claim_that_a_newer_epoch_holds_is_not_confirmed_by_the_older(ground: 
     before = ground.everything()
     assert ground.confirm(old.epoch, 1, outcome) == "superseded"
     assert ground.everything() == before
+
+
+@pytest.mark.parametrize("outcome", ["sent", "unconfirmed"])
+def test_a_claim_of_another_batch_of_the_same_term_is_neither_confirmed_nor_given_back(
+    ground: Ground, outcome: str
+) -> None:
+    term = ground.elect()
+    ground.claim(term, 1, batch="a")
+    ground.give_back(term.epoch, 1)
+    ground.claim(term, 1, batch="b")
+    before = ground.everything()
+    assert ground.confirm(term.epoch, 1, outcome, batch="a") == "superseded"
+    assert ground.give_back(term.epoch, 1, batch="a") == "superseded"
+    assert ground.everything() == before
+
+
+def test_a_slot_that_is_confirmed_twice_is_counted_as_sent_once(ground: Ground) -> None:
+    term = ground.elect()
+    ground.claim(term, 1)
+    ground.confirm(term.epoch, 1)
+    sent_at = ground.record(1).sent_at
+    ground.confirm(term.epoch, 1)
+    assert ground.ledger.counts()["sent"] == 1
+    assert ground.record(1).sent_at == sent_at
 
 
 def test_a_slot_without_a_record_is_not_confirmed(ground: Ground) -> None:

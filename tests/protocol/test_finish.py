@@ -82,6 +82,26 @@ def test_a_run_that_rejected_its_message_back_into_the_queue_leaves_the_slot_as_
     assert ground.finish(1, "r2", "done")
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="finish.lua forgets whose retry a run was when that run rejects its message back into the queue",
+)
+@pytest.mark.parametrize("mode", ["slot", "current"])
+def test_a_retry_that_was_rejected_back_into_the_queue_is_still_the_retry_that_the_slot_waits_for(
+    ground: Ground, mode: str
+) -> None:
+    epoch = _running(ground)
+    ground.finish(1, "r1", "retrying")
+    ground.start(1, epoch, "r2", after="r1")
+    assert ground.finish(1, "r2", "requeued")
+    if mode == "slot":
+        # The leader's message once more, as by a broker's visibility timeout.
+        assert ground.begin(1, epoch, "r3", redelivered=True).kind == "refuse"
+    else:
+        ground.next_term()
+    assert ground.begin(1, epoch, "r4", after="r1", redelivered=True, mode=mode).kind == "run"
+
+
 def test_a_slot_whose_message_went_back_into_the_queue_is_not_claimed_again(ground: Ground) -> None:
     _running(ground)
     ground.finish(1, "r1", "requeued")

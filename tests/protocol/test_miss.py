@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from celery_leaderbeat.ledger import NotLeading
-from tests.protocol.ground import ENTRY, Ground
+from celery_leaderbeat.tick import slot_to_us
+from tests.protocol.ground import ENTRY, Ground, slot
 
 LEASES = ["gone", "of another term", "not ours"]
 
@@ -18,29 +21,24 @@ def _lose(ground: Ground, lease: str) -> None:
         ground.client.set(ground.keys.lease, "somebody")
 
 
-def test_an_older_claim_counts_as_missed_once_the_grace_is_over(ground: Ground) -> None:
+def test_an_older_claim_counts_as_missed_once_its_leader_can_publish_no_more(ground: Ground) -> None:
     ground.claim(ground.elect(), 1)
     term = ground.next_term()
-    assert ground.doubt(term, 1, grace=0.0) == ["unconfirmed"]
+    assert ground.doubt(term, 1, until=ground.now_ms() / 1000 - 1) == ["unconfirmed"]
     assert ground.state(1) == "unconfirmed"
     assert ground.record(1).reason
     assert ground.unfinished() == set()
     assert ground.ledger.counts()["unconfirmed"] == 1
 
 
-def test_within_the_grace_an_older_claim_stands_and_stays_on_the_sweep_list(ground: Ground) -> None:
+def test_as_long_as_its_leader_may_publish_an_older_claim_stands_and_stays_on_the_sweep_list(
+    ground: Ground,
+) -> None:
     ground.claim(ground.elect(), 1)
     term = ground.next_term()
     before = ground.everything()
-    assert ground.doubt(term, 1, grace=60.0) == ["wait"]
+    assert ground.doubt(term, 1, until=ground.now_ms() / 1000 + 60) == ["wait"]
     assert ground.everything() == before
-
-
-def test_the_grace_is_counted_from_the_claim(ground: Ground) -> None:
-    ground.claim(ground.elect(), 1, 2)
-    ground.write(1, claimed_at=ground.now_ms() - 61_000)
-    ground.write(2, claimed_at=ground.now_ms() - 40_000)
-    assert ground.doubt(ground.next_term(), 1, 2, grace=60.0) == ["unconfirmed", "wait"]
 
 
 def test_the_own_terms_claims_are_not_doubted(ground: Ground) -> None:
@@ -112,6 +110,19 @@ def test_slots_without_records_are_missed_by_their_range(ground: Ground) -> None
     assert ground.last_decided() == 5
     assert ground.ledger.entries()[ENTRY].missed == 5
     assert ground.ledger.counts()["missed"] == 5
+
+
+def test_the_latest_range_that_was_missed_is_noted_with_its_reason(ground: Ground) -> None:
+    term = ground.elect()
+    ground.miss(term, 2, 2, reason="nobody led")
+    ground.miss(term, 5, 3, reason="too late")
+    noted = json.loads(ground.client.hget(ground.keys.entries, ENTRY))["miss"]
+    assert noted == {
+        "first": str(slot_to_us(slot(3))),
+        "last": str(slot_to_us(slot(5))),
+        "count": 3,
+        "reason": "too late",
+    }
 
 
 def test_a_miss_that_is_asked_again_counts_once(ground: Ground) -> None:

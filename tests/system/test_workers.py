@@ -15,7 +15,7 @@ import pytest
 from celery import Celery
 from kombu import Connection, Exchange, Queue
 
-from tests.support.scene import Beat, Scene, Worker, keys_of, leader
+from tests.support.scene import Beat, Scene, Worker, keys_of
 from tests.support.waits import wait_for, wait_until_steady
 
 #: Every second is also what a retry or a put-off message waits for; the machine may be busy with others.
@@ -27,6 +27,13 @@ SHORT_LEASE = f"""
 import celery_leaderbeat.task
 
 celery_leaderbeat.task._RUN_LEASE = {SHORT}
+"""
+
+#: What can't be verified comes back sooner than after a second or two.
+SOON = """
+import celery_leaderbeat.task
+
+celery_leaderbeat.task._RETRY_AFTER = (0.2, 0.5)
 """
 
 #: Redis gives out again what isn't acknowledged within a second, and looks every second.
@@ -237,27 +244,28 @@ def test_each_slot_runs_once_on_every_broker(scene: Scene) -> None:
 def test_the_record_of_a_slot_shows_each_of_its_states(scene: Scene) -> None:
     seen: dict[str, list[str]] = {}
 
-    def look() -> bool:
+    def has_been(wanted: str) -> bool:
         for key, record in records(scene).items():
             before = seen.setdefault(key, [])
             if not before or before[-1] != record["state"]:
                 before.append(record["state"])
-        return any(steps[-1] == "done" for steps in seen.values())
+        return any(wanted in states for states in seen.values())
 
     # The message waits for a moment before it is published, and another until a worker takes it.
-    slow = "import time\nfrom celery.signals import before_task_publish\n"
-    slow += "before_task_publish.connect(lambda **_: time.sleep(0.3), weak=False)\n"
+    slow = """
+import time
+
+from celery.signals import before_task_publish
+
+before_task_publish.connect(lambda **_: time.sleep(0.3), weak=False)
+"""
     beat = scene.start_beat(env=plugin(scene, slow))
-    wait_for(lambda: look() or "sent" in sum(seen.values(), []), PATIENCE, "a slot is sent")
+    wait_for(lambda: has_been("sent"), PATIENCE, lambda: f"a slot is sent: {seen}")
     scene.start_worker()
-    wait_for(look, PATIENCE, lambda: f"a slot is done: {seen}")
+    wait_for(lambda: has_been("done"), PATIENCE, lambda: f"a slot is done: {seen}")
     beat.kill()
-    assert next(steps for steps in seen.values() if steps[-1] == "done") == [
-        "claimed",
-        "sent",
-        "running",
-        "done",
-    ]
+    (steps,) = {tuple(states) for states in seen.values() if states[-1] == "done"}
+    assert steps == ("claimed", "sent", "running", "done")
 
 
 # Work that waits in the queue over a change of leaders
@@ -550,14 +558,13 @@ def test_eager_tasks_run_in_beat_with_their_tick(scene: Scene) -> None:
 
 @pytest.mark.matrix("valkey")
 def test_eager_and_direct_calls_by_hand_run(scene: Scene) -> None:
-    calls = (
-        "from celery import current_app\\n"
-        "tasks = app.tasks\\n"
-        "print('delayed', tasks['project.fenced'].delay().get(), flush=True)\\n"
-        "print('applied', tasks['project.fenced'].apply().get(), flush=True)\\n"
-        "print('called', tasks['project.fenced'](), flush=True)\\n"
-        "print('refused', tasks['project.stamped_only'].apply().state, flush=True)\\n"
-    ).replace("\\n", "\n")
+    calls = """
+tasks = app.tasks
+print("delayed", tasks["project.fenced"].delay().get(), flush=True)
+print("applied", tasks["project.fenced"].apply().get(), flush=True)
+print("called", tasks["project.fenced"](), flush=True)
+print("refused", tasks["project.stamped_only"].apply().state, flush=True)
+"""
     worker = scene.start_worker(conf={"task_always_eager": True}, env=plugin(scene, calls), wait=False)
     worker.wait_for_log("refused IGNORED", PATIENCE)
     for call in ("delayed", "applied", "called"):
@@ -676,7 +683,9 @@ def _behind_a_proxy(scene: Scene, **options: Any) -> tuple[Worker, Any]:
 @pytest.mark.matrix("valkey", "redis+rabbitmq")
 @pytest.mark.parametrize("fault", ["cut", "freeze"])
 def test_an_unverifiable_message_comes_back_until_it_runs_once(scene: Scene, fault: str) -> None:
-    worker, way = _behind_a_proxy(scene, conf={"leaderbeat_redis_options": {"socket_timeout": 0.5}})
+    worker, way = _behind_a_proxy(
+        scene, conf={"leaderbeat_redis_options": {"socket_timeout": 0.5}}, env=plugin(scene, SOON)
+    )
     getattr(way, fault)()
     key, _ = one_slot(scene, schedule=every_second("retrying", kwargs={"times": 2}))
     worker.wait_for_log("put off for", PATIENCE)
@@ -723,16 +732,23 @@ def test_nothing_is_lost_while_the_ledger_and_the_broker_are_gone_together(scene
     broker_way = scene.proxy(scene.rabbit.port if scene.rabbit else scene.ledger.port)
     broker = broker_way.amqp_url(scene.vhost) if scene.rabbit else broker_way.redis_url(scene.BROKER_DB)
     # In the moment between its arrival and the question to the ledger, everything goes.
-    pause = "import os, time\nfrom celery.signals import task_prerun\n"
-    pause += "def wait(**_):\n"
-    pause += "    open(os.environ['LB_TAKEN'], 'a').close()\n"
-    pause += "    while not os.path.exists(os.environ['LB_GO']):\n        time.sleep(0.01)\n"
-    pause += "task_prerun.connect(wait, weak=False)\n"
+    pause = """
+import os, time
+
+from celery.signals import task_prerun
+
+
+@task_prerun.connect(weak=False)
+def wait(**_):
+    open(os.environ["LB_TAKEN"], "a").close()
+    while not os.path.exists(os.environ["LB_GO"]):
+        time.sleep(0.01)
+"""
     taken, go = scene.directory / "taken", scene.directory / "go"
     worker = scene.start_worker(
         conf={"leaderbeat_redis_url": ledger_way.redis_url(scene.LEDGER_DB), "broker_connection_retry": True},
         env={
-            **plugin(scene, pause),
+            **plugin(scene, pause, SOON),
             "CELERY_BROKER_URL": broker,
             "LB_TAKEN": str(taken),
             "LB_GO": str(go),
