@@ -448,6 +448,50 @@ def test_another_applications_prefix_is_an_error_and_is_left_alone(scene: Scene)
     assert {record.pid for record in scene.beat_publishes()} == {first.pid}
 
 
+# Settings and probes
+
+
+@pytest.mark.schedule(EVERY_SECOND_ALL)
+@pytest.mark.workers(0)
+@pytest.mark.matrix("valkey")
+@pytest.mark.conf(leaderbeat_lease_ttl=3, leaderbeat_fast_failover=False)
+def test_without_fast_failover_a_killed_leader_is_replaced_when_its_lease_lapses(
+    celery_setup: LeaderbeatSetup,
+) -> None:
+    first = leader(celery_setup)
+    wait_for_publishes(celery_setup, 1)
+    left = celery_setup.redis.pttl(celery_setup.key("lease")) / 1000
+    killed = time.monotonic()
+    first.kill()
+    leader(celery_setup, 6, other_than=first)
+    assert left - 0.3 < time.monotonic() - killed < 4
+    wait_for_publishes(celery_setup, 2)
+    assert_each_slot_once(celery_setup)
+
+
+@pytest.mark.schedule(EVERY_SECOND)
+@pytest.mark.workers(0)
+@pytest.mark.beats(0)
+@pytest.mark.matrix("valkey", "redis+rabbitmq")
+@pytest.mark.conf(beat_enable_remote_control=True, beat_remote_control_max_tick_age=3)
+def test_a_leader_and_a_standby_answer_pings(celery_setup: LeaderbeatSetup) -> None:
+    control = pytest.importorskip("celery.beat")
+    if not hasattr(control, "BeatPidbox"):
+        pytest.skip("this Celery's beat answers no pings")
+    for name in ("one", "two"):
+        celery_setup.add_beat(args=("-n", f"{name}@%h"))
+    leader(celery_setup)
+    for beat in celery_setup.beats:
+        beat.wait_for_log("beat pidbox: Connected")
+    for _ in range(3):
+        answers = wait_for(
+            lambda: (found := celery_setup.app.control.ping(timeout=2)) and len(found) == 2 and found,
+            10,
+            "both beats answer",
+        )
+        assert {next(iter(answer)).split("@")[0] for answer in answers} == {"one", "two"}
+
+
 # Invariant 7
 
 
