@@ -58,6 +58,7 @@ class SlotRecord:
     entry: str
     slot: datetime
     epoch: int
+    batch: str
     attempt: int
     task_id: str
     prefer: str
@@ -82,6 +83,7 @@ class SlotRecord:
             entry=table.get("entry", ""),
             slot=slot_from_us(int(table.get("slot", "0"))),
             epoch=int(table.get("epoch", "0")),
+            batch=table.get("batch", ""),
             attempt=int(table.get("attempt", "1")),
             task_id=table.get("task_id", ""),
             prefer=table.get("prefer", "missed"),

@@ -69,7 +69,11 @@ class Sweep:
                 self._inherit(record)
             elif record.state == "claimed" and record.epoch < self._term.epoch:
                 self._doubtful[record.key] = record
-            elif record.state != "claimed":
+            elif record.state == "claimed":
+                # Ours, and no batch is under way while the sweep runs: the claim came to be after its batch was
+                # given up. Nobody will publish it.
+                self._ledger.give_back(record.epoch, record.batch, [record.key], "its claim came too late")
+            else:
                 settled.append(record.key)
         # What was in doubt stays in doubt here until the answer has been seen: it is reported once.
         keys = [*self._doubtful, *settled]

@@ -54,7 +54,7 @@ if state then
   end
 end
 
-local asked = begun and (holder == run or string.find(ARGV[15], ' ' .. holder .. ' ', 1, true) ~= nil)
+local asked = begun and state == 'running' and (holder == run or string.find(ARGV[15], ' ' .. holder .. ' ', 1, true) ~= nil)
 if begun and not asked and not (after ~= '' and after == holder) then
   if after ~= holder_after then
     return refuse('the run that this message belongs to no longer holds the slot')

@@ -1,6 +1,7 @@
 -- Decides whether a run may say how it ended: only the run that holds the record.
 --
--- A run that rejected its message back into the queue leaves the slot as it was before: sent, and not begun.
+-- A run that rejected its message back into the queue leaves the slot as it was before: sent and not begun, or
+-- waiting for the retry that this message is.
 --
 -- KEYS  1 the slot's record
 --       2 counts
@@ -10,16 +11,22 @@
 -- Returns  {1, state}  recorded
 --          {0, state}  another run holds the record, or none ('' if it is gone)
 
-local record = redis.call('HMGET', KEYS[1], 'state', 'run', 'ttl')
+local record = redis.call('HMGET', KEYS[1], 'state', 'run', 'ttl', 'after')
 if record[2] ~= ARGV[1] then
   return {0, record[1] or ''}
 end
 if record[1] == 'running' then
   local time = redis.call('TIME')
   local now = time[1] .. string.format('%03d', math.floor(tonumber(time[2]) / 1000))
-  redis.call('HSET', KEYS[1], 'state', ARGV[2] == 'requeued' and 'sent' or ARGV[2], 'finished_at', now)
-  if ARGV[2] == 'requeued' then
-    redis.call('HDEL', KEYS[1], 'run', 'after', 'run_until', 'finished_at')
+  local after = record[4] or ''
+  if ARGV[2] ~= 'requeued' then
+    redis.call('HSET', KEYS[1], 'state', ARGV[2], 'finished_at', now)
+  elseif after ~= '' then
+    redis.call('HSET', KEYS[1], 'state', 'retrying', 'run', after)
+    redis.call('HDEL', KEYS[1], 'after', 'run_until')
+  else
+    redis.call('HSET', KEYS[1], 'state', 'sent')
+    redis.call('HDEL', KEYS[1], 'run', 'after', 'run_until')
   end
   if ARGV[3] ~= '' then
     redis.call('HSET', KEYS[1], 'reason', ARGV[3])

@@ -82,10 +82,6 @@ def test_a_run_that_rejected_its_message_back_into_the_queue_leaves_the_slot_as_
     assert ground.finish(1, "r2", "done")
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="finish.lua forgets whose retry a run was when that run rejects its message back into the queue",
-)
 @pytest.mark.parametrize("mode", ["slot", "current"])
 def test_a_retry_that_was_rejected_back_into_the_queue_is_still_the_retry_that_the_slot_waits_for(
     ground: Ground, mode: str

@@ -1,0 +1,324 @@
+"""Each guard of the scripts is needed: with one removed, a contract test fails, and the explorer finds a story.
+
+The text of a guard has to be found exactly once, so that this list keeps up with the scripts.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from celery_leaderbeat import store as store_module
+from celery_leaderbeat.errors import LeaderbeatError
+from celery_leaderbeat.ledger import NotLeading
+from tests.protocol import (
+    test_begin,
+    test_claim,
+    test_confirm,
+    test_election,
+    test_finish,
+    test_miss,
+    test_register,
+)
+from tests.protocol.conftest import EXPLORED_DB
+from tests.protocol.explorer import explore
+from tests.protocol.ground import Ground
+from tests.protocol.images import Images
+from tests.protocol.world import Rules, Violation
+from tests.support.servers import RedisServer
+
+_CONTRACTS = {
+    "begin": test_begin,
+    "claim": test_claim,
+    "confirm": test_confirm,
+    "doubt": test_miss,
+    "elect": test_election,
+    "finish": test_finish,
+    "give_back": test_confirm,
+    "miss": test_miss,
+    "register": test_register,
+    "release": test_election,
+    "renew": test_election,
+    "renew_run": test_finish,
+}
+
+_ELECTIONS = Rules(prefer="missed", elections=3, faults=0)
+_MISSED = Rules(prefer="missed", elections=2, faults=1)
+_DUPLICATE = Rules(prefer="duplicate", elections=2, faults=1)
+_WORKERS = Rules(prefer="missed", elections=1, faults=2)
+_DUPLICATE_WORKERS = Rules(prefer="duplicate", elections=1, faults=2)
+_EARLY_ACKS = Rules(prefer="missed", acks_late=False, elections=1, faults=1)
+_TWO_SLOTS = Rules(prefer="missed", slots=2, workers=1, elections=1, faults=1)
+_MISSES = Rules(prefer="missed", misses=True, elections=2, faults=1)
+_MISSES_OF_TWO = Rules(prefer="missed", slots=2, workers=1, misses=True, elections=1, faults=2)
+_CURRENT = Rules(prefer="missed", mode="current", elections=2, faults=1)
+_OBSERVED = Rules(prefer="missed", slots=2, workers=1, mode="observed", elections=2, faults=0)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A guard, how it is removed, and under which rules the explorer finds out (None: it doesn't go there)."""
+
+    script: str
+    name: str
+    text: str
+    instead: str
+    rules: Rules | None
+
+
+GUARDS = [
+    Guard("elect", "a lease that is held", "if held and held ~= ARGV[6] then", "if false then", _MISSED),
+    Guard(
+        "elect",
+        "takeover compare",
+        "if held and held ~= ARGV[6] then",
+        "if held and ARGV[6] == '' then",
+        _ELECTIONS,
+    ),
+    Guard("elect", "epoch floor: stored", "math.max(stored + 1, ", "math.max(", _MISSED),
+    Guard("elect", "epoch floor: highest seen", "tonumber(ARGV[3]) + 1, ", "", None),
+    Guard("elect", "epoch floor: server time", ", tonumber(now[1]))", ")", None),
+    Guard("elect", "foreign app", "if owner and owner ~= ARGV[4] then", "if false then", None),
+    Guard("renew", "lease compare", "if held ~= ARGV[1] then", "if not held then", _MISSED),
+    Guard(
+        "release",
+        "lease compare",
+        "if redis.call('GET', KEYS[1]) ~= ARGV[1] then",
+        "if not redis.call('GET', KEYS[1]) then",
+        _MISSED,
+    ),
+    Guard("register", "lease check", "if held ~= ARGV[1] then", "if false then", None),
+    Guard("register", "last decided", "if tonumber(entry.slot) < tonumber(now) then", "if true then", None),
+    Guard("claim", "lease check", "if held ~= ARGV[1] then", "if false then", _MISSED),
+    Guard("claim", "batch identity", "owner == epoch and record[3] == batch", "owner == epoch", _MISSED),
+    Guard(
+        "claim", "batch of the own epoch", "owner == epoch and record[3] == batch", "record[3] == batch", None
+    ),
+    Guard(
+        "claim",
+        "returned alone",
+        "elseif state == 'returned' then",
+        "elseif state ~= 'claimed' then",
+        _MISSED,
+    ),
+    Guard("claim", "returned at all", "elseif state == 'returned' then", "elseif false then", _MISSED),
+    Guard(
+        "claim",
+        "older epoch",
+        "owner < epoch and record[4] == 'duplicate'",
+        "record[4] == 'duplicate'",
+        _DUPLICATE_WORKERS,
+    ),
+    Guard(
+        "claim", "prefers a duplicate", "owner < epoch and record[4] == 'duplicate'", "owner < epoch", _MISSED
+    ),
+    Guard("claim", "decided without a record", "ahead and 'claimed' or 'decided'", "'claimed'", _MISSES),
+    Guard("claim", "last decided", "    if ahead then", "    if true then", _TWO_SLOTS),
+    Guard(
+        "confirm",
+        "epoch compare",
+        "record[2] ~= ARGV[1] or record[4] ~= ARGV[2]",
+        "record[4] ~= ARGV[2]",
+        None,
+    ),
+    Guard(
+        "confirm",
+        "claim compare",
+        "if not state or record[2] ~= ARGV[1] or record[4] ~= ARGV[2] then",
+        "if not state then",
+        _DUPLICATE,
+    ),
+    Guard("confirm", "batch compare", " or record[4] ~= ARGV[2] then", " then", _DUPLICATE_WORKERS),
+    Guard(
+        "confirm",
+        "state when sent",
+        "if state == 'claimed' or state == 'unconfirmed' then",
+        "if true then",
+        _MISSED,
+    ),
+    Guard("confirm", "state when unknown", "elseif state == 'claimed' then", "else", _MISSED),
+    Guard(
+        "give_back",
+        "epoch compare",
+        "record[2] ~= ARGV[1] or record[5] ~= ARGV[2]",
+        "record[5] ~= ARGV[2]",
+        None,
+    ),
+    Guard(
+        "give_back",
+        "claim compare",
+        "if not state or record[2] ~= ARGV[1] or record[5] ~= ARGV[2] then",
+        "if not state then",
+        _DUPLICATE,
+    ),
+    Guard("give_back", "batch compare", " or record[5] ~= ARGV[2] then", " then", _WORKERS),
+    Guard(
+        "give_back", "state", "elseif state == 'claimed' or state == 'unconfirmed' then", "else", _DUPLICATE
+    ),
+    Guard("doubt", "lease check", "if held ~= ARGV[1] then", "if false then", _MISSED),
+    Guard("doubt", "grace", "if now < ends then", "if false then", None),
+    Guard("doubt", "older epoch", "tonumber(record[2]) < epoch and ", "", _MISSED),
+    Guard("doubt", "prefers a missed slot", " and record[3] ~= 'duplicate' then", " then", _DUPLICATE),
+    Guard(
+        "doubt", "claimed alone", "if state == 'claimed' and tonumber", "if state ~= '' and tonumber", _MISSED
+    ),
+    Guard(
+        "doubt",
+        "sweep list",
+        "if state ~= 'claimed' and state ~= 'returned' and state ~= 'wait' then",
+        "if true then",
+        _MISSED,
+    ),
+    Guard("miss", "lease check", "if held ~= ARGV[1] then", "if false then", _MISSES),
+    Guard("miss", "older epoch", "tonumber(record[3]) < tonumber(ARGV[2])", "true", _MISSES),
+    Guard(
+        "miss",
+        "state",
+        "if record[1] == 'returned' or (record[1] == 'claimed' and",
+        "if record[1] ~= 'missed' and (record[1] ~= 'claimed' or",
+        _MISSES,
+    ),
+    Guard(
+        "miss",
+        "last decided, and counted once",
+        "if not entry.slot or tonumber(entry.slot) < tonumber(ARGV[5]) then",
+        "if true then",
+        _MISSES_OF_TWO,
+    ),
+    Guard(
+        "begin",
+        "epoch",
+        "if epoch < tonumber(record[2]) and state ~= 'returned' and state ~= 'missed' then",
+        "if false then",
+        _DUPLICATE,
+    ),
+    Guard("begin", "the only copy, after a return", " and state ~= 'returned'", "", None),
+    Guard("begin", "the only copy, after a miss", " and state ~= 'missed'", "", None),
+    Guard("begin", "attempt", "elseif attempt < tonumber(record[3] or '1') then", "elseif false then", None),
+    Guard("begin", "refused before", "elseif state == 'refused' then", "elseif false then", None),
+    Guard("begin", "running elsewhere", "if not redelivered then", "if false then", _DUPLICATE_WORKERS),
+    Guard("begin", "run lease of the other", "elseif left > 0 then", "elseif false then", None),
+    Guard("begin", "ended", "return refuse('the slot is ' .. state)", "", _WORKERS),
+    Guard("begin", "waits for its retry", "return refuse('the slot waits for its retry')", "", _WORKERS),
+    Guard("begin", "belongs to the run", "if after ~= holder_after then", "if false then", None),
+    Guard("begin", "retry of the holder alone", "(after ~= '' and after == holder)", "(after ~= '')", None),
+    Guard("begin", "retry of the holder at all", " and not (after ~= '' and after == holder)", "", _WORKERS),
+    Guard("begin", "the same run again", "(holder == run or string", "(string", None),
+    Guard(
+        "begin",
+        "asked before",
+        " or string.find(ARGV[15], ' ' .. holder .. ' ', 1, true) ~= nil",
+        "",
+        _EARLY_ACKS,
+    ),
+    Guard("begin", "fencing current", "if epoch < leads then", "if false then", _CURRENT),
+    Guard("begin", "fencing observed", "if epoch < seen then", "if false then", _OBSERVED),
+    Guard(
+        "begin", "fencing at the start alone", "if not begun then\n  local", "if true then\n  local", _CURRENT
+    ),
+    Guard(
+        "begin",
+        "a refusal stays",
+        "redis.call('HSET', KEYS[1], 'state', 'refused', 'reason', reason)",
+        "",
+        _CURRENT,
+    ),
+    Guard("finish", "run", "if record[2] ~= ARGV[1] then", "if not record[2] then", _WORKERS),
+    Guard("finish", "running", "if record[1] == 'running' then", "if true then", None),
+    Guard(
+        "finish",
+        "requeued is not begun",
+        "redis.call('HDEL', KEYS[1], 'run', 'after', 'run_until')",
+        "",
+        _WORKERS,
+    ),
+    Guard("finish", "requeued retry", "elseif after ~= '' then", "elseif false then", None),
+    Guard("renew_run", "run", " and record[2] == ARGV[i + 1] then", " then", _WORKERS),
+    Guard("renew_run", "running", "if record[1] == 'running' and ", "if ", None),
+]
+
+
+def _named(guard: Guard) -> str:
+    return f"{guard.script}: {guard.name}"
+
+
+def _contract(module: ModuleType) -> Iterator[tuple[str, Callable[[Ground], None]]]:
+    """All tests of a module, as functions of a ground."""
+    for name, function in inspect.getmembers(module, inspect.isfunction):
+        if not name.startswith("test_") or function.__module__ != module.__name__:
+            continue
+        marks = getattr(function, "pytestmark", [])
+        if any(mark.name == "xfail" for mark in marks):
+            continue
+        axes: list[list[dict[str, Any]]] = []
+        for mark in marks:
+            if mark.name == "parametrize":
+                names, values = mark.args[0], mark.args[1]
+                names = [names] if isinstance(names, str) else list(names)
+                rows = [row if len(names) > 1 else (row,) for row in values]
+                axes.append([dict(zip(names, row, strict=True)) for row in rows])
+        for row in itertools.product(*axes):
+            arguments = {key: value for part in row for key, value in part.items()}
+            yield name, functools.partial(function, **arguments)
+
+
+def _contract_that_fails(server: RedisServer, module: ModuleType) -> str | None:
+    """The first contract test that fails; those that look at a whole table last."""
+    ground = Ground(server.url(), server.client())
+    try:
+        for name, check in sorted(_contract(module), key=lambda pair: "every_message" in pair[0]):
+            server.client().flushdb()
+            try:
+                check(ground)
+            except (AssertionError, LeaderbeatError, NotLeading, pytest.fail.Exception):
+                return name
+    finally:
+        ground.close()
+    return None
+
+
+@pytest.fixture(scope="module")
+def memory() -> dict[object, object]:
+    return {}
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=_named)
+def test_without_this_guard_a_guarantee_breaks(
+    guard: Guard,
+    one_server: RedisServer,
+    memory: dict[object, object],
+    monkeypatch: pytest.MonkeyPatch,
+    tell: Callable[[str, str], None],
+) -> None:
+    source = store_module._source
+    text = source(guard.script)
+    assert text.count(guard.text) == 1, (
+        f"{guard.script}.lua has {guard.text!r} {text.count(guard.text)} times"
+    )
+    removed = text.replace(guard.text, guard.instead)
+    monkeypatch.setattr(
+        store_module, "_source", lambda name: removed if name == guard.script else source(name)
+    )
+
+    contract = _contract_that_fails(one_server, _CONTRACTS[guard.script])
+    story: Violation | None = None
+    if guard.rules is not None:
+        images = Images(one_server.url(EXPLORED_DB), one_server.client(EXPLORED_DB), memory)
+        try:
+            explore(guard.rules, images)
+        except Violation as found:
+            story = found
+        finally:
+            images.close()
+
+    seen = f"{story.guarantee} ({len(story.story) - 1} moves)" if story else "-"
+    tell("guards", f"{_named(guard):45} | {contract or '-'} | {seen}")
+    assert contract is not None
+    assert guard.rules is None or story is not None
