@@ -7,7 +7,6 @@ upper or lower case; with the app's namespace (`CELERY_`) or without. Celery alo
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import ModuleType
@@ -52,6 +51,10 @@ def _shown(value: object) -> str:
         return sanitize(value)
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+#: Longest duration that makes sense, in seconds.
+_LONGEST = 100 * 366 * 86_400.0
 
 
 class Source:
@@ -109,7 +112,8 @@ class Source:
             usable = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*", value) is not None
         else:
             usable = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not (usable and 0 < float(value) < math.inf):
+        # A century bounds it: nothing here lasts longer, and larger integers aren't floats.
+        if not (usable and 0 < (float(value) if isinstance(value, str) else value) < _LONGEST):
             raise self.refused(name, value, "it must be a number of seconds above 0")
         return float(value)
 

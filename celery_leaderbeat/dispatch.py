@@ -111,11 +111,12 @@ class Dispatcher:
             self._debts.settle()
             if self._batch is not None:
                 self._send(self._batch)
-            if self._sweep is not None and self._monotonic() >= self._sweep_at:
-                in_doubt = self._sweep.run()
-                self._sweep_at = self._monotonic() + (_SWEEP_EVERY / 4 if in_doubt else _SWEEP_EVERY)
             if self._monotonic() >= self._hold_until:
                 self._dispatch(term)
+            if self._sweep is not None and self._monotonic() >= self._sweep_at:
+                self._sweep_at = self._monotonic() + _SWEEP_EVERY
+                if self._sweep.run():
+                    self._sweep_at = self._monotonic() + _SWEEP_EVERY / 4
         except NotLeading as exc:
             logger.debug("The lease of epoch %d is not ours any more: %s", term.epoch, exc)
             self._drop_batch()

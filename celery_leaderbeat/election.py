@@ -397,17 +397,7 @@ class Elector:
             ],
         )
         if answer[0] == "foreign":
-            self._complain(
-                "foreign",
-                "The key prefix %r belongs to the application %r, and this one is %r. This replica doesn't lead. "
-                "Set leaderbeat_key_prefix to a prefix of its own (or, if the application was renamed, delete "
-                "the key %r).",
-                self.settings.key_prefix,
-                answer[1],
-                self.settings.app_identity,
-                keys.app,
-                level=logging.ERROR,
-            )
+            self._foreign(answer[1])
             self._wait(1.0)
             return None
         if answer[0] == "held":
@@ -506,6 +496,18 @@ class Elector:
             return None
         return order
 
+    def _foreign(self, identity: str) -> None:
+        self._complain(
+            "foreign",
+            "The key prefix %r belongs to the application %r, and this one is %r. This replica doesn't lead. Set "
+            "leaderbeat_key_prefix to a prefix of its own (or, if the application was renamed, delete the key %r).",
+            self.settings.key_prefix,
+            identity,
+            self.settings.app_identity,
+            self._store.keys.app,
+            level=logging.ERROR,
+        )
+
     def _tell(self, term: Term, reason: str) -> None:
         if self._changed is not None:
             self._changed(term, reason)
@@ -531,6 +533,8 @@ class Elector:
                 remaining / 1000,
                 extra={"action": "standing_by", "epoch": term.epoch, "leader": term.holder},
             )
+            if term.app and term.app != self.settings.app_identity:
+                self._foreign(term.app)
 
     def _complain(self, kind: str, message: str, *args: object, level: int = logging.WARNING) -> None:
         now = self._monotonic()

@@ -78,7 +78,11 @@ def load_plans(
         try:
             plans[name] = _plan(name, entry, defaults, cron_deadline)
         except EntryError as exc:
-            logger.error("%s The other entries run.", exc, extra={"action": "entry_refused", "entry": name})
+            logger.error(
+                "%s. The other entries run.",
+                str(exc).rstrip("."),
+                extra={"action": "entry_refused", "entry": name},
+            )
         except Exception as exc:
             logger.exception(
                 "Entry %r can't be planned: %r. The other entries run.",

@@ -7,6 +7,7 @@ everybody may read. Each decision is one script (see `scripts/`), and each scrip
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import Stamp, slot_from_us, slot_to_us
 
 __all__ = ["Claim", "EntryRecord", "Ledger", "NotLeading", "SlotRecord", "Verdict"]
+
+logger = logging.getLogger(__name__)
 
 #: A stored slot this much later than now (µs) was written by a clock that had jumped.
 _HORIZON = 300_000_000
@@ -106,6 +109,18 @@ class EntryRecord:
     count: int
     missed: int
     removed: bool
+
+    @classmethod
+    def read(cls, text: str) -> EntryRecord:
+        """Read an entry's JSON."""
+        data = json.loads(text)
+        return cls(
+            slot=slot_from_us(int(data["slot"])),
+            fingerprint=str(data["fingerprint"]),
+            count=int(data.get("count", 0)),
+            missed=int(data.get("missed", 0)),
+            removed="removed" in data,
+        )
 
 
 @dataclass(frozen=True)
@@ -273,13 +288,23 @@ class Ledger:
         return int(self._leading(answer)[0])
 
     def unfinished(self) -> list[SlotRecord | str]:
-        """Slots that a leader has to look after; a bare tick key where the record is gone."""
+        """Slots that a leader has to look after; a bare tick key where the record is gone or unreadable."""
         keys = self.store.members(self._keys.unfinished)
         found: list[SlotRecord | str] = []
         for i in range(0, len(keys), _CHUNK):
             chunk = keys[i : i + _CHUNK]
             for key, table in zip(chunk, self.store.tables(map(self._keys.slot, chunk)), strict=True):
-                found.append(SlotRecord.read(key, table) if "state" in table else key)
+                try:
+                    found.append(SlotRecord.read(key, table))
+                except (ValueError, KeyError, OverflowError) as exc:
+                    if table:
+                        logger.error(
+                            "Slot %s: its record can't be read (%r).",
+                            key,
+                            exc,
+                            extra={"action": "record_unreadable", "tick_key": key},
+                        )
+                    found.append(key)
         return found
 
     # -- the worker's side ---------------------------------------------------------------------------------
@@ -357,14 +382,15 @@ class Ledger:
         """What is kept of every entry."""
         found = {}
         for name, text in self.store.table(self._keys.entries).items():
-            data = json.loads(text)
-            found[name] = EntryRecord(
-                slot=slot_from_us(int(data["slot"])),
-                fingerprint=data["fingerprint"],
-                count=int(data.get("count", 0)),
-                missed=int(data.get("missed", 0)),
-                removed="removed" in data,
-            )
+            try:
+                found[name] = EntryRecord.read(text)
+            except (ValueError, TypeError, KeyError, OverflowError) as exc:
+                logger.error(
+                    "Entry %r: what the ledger keeps of it can't be read (%r); it counts from now.",
+                    name,
+                    exc,
+                    extra={"action": "entry_unreadable", "entry": name},
+                )
         return found
 
     def leader(self) -> Term | None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from celery_leaderbeat.policy import Miss, Policy, Send, decide
-from celery_leaderbeat.timeline import next_slot, slots_between
+from celery_leaderbeat.policy import Miss, Policy, Send, decide, reason_to_skip
+from celery_leaderbeat.timeline import backlog, next_slot, slots_between
 
 __all__ = ["ASK_AGAIN_AFTER", "POLICY_OPTION", "Plan"]
 
@@ -63,10 +63,20 @@ class Plan:
             self.next = next_slot(self.schedule, self.last)
             self._postponed = None
         due: Iterable[datetime] = ()
+        returned = tuple(self.returned)
+        skipped: list[Send | Miss] = []
         if self.next is not None and self.next <= now:
-            due = slots_between(self.schedule, self.last, now)
-        decisions = decide(self.policy, due, led_since=led_since, now=now, returned=tuple(self.returned))
-        return [self._unless_doomed(decision) for decision in decisions]
+            after = self.last
+            long = backlog(self.schedule, after, now, self.policy.lookback)
+            if long is not None:
+                # However many there are: all but the newest are missed, with what was given back before them.
+                first, after, count = long
+                reason = reason_to_skip(self.policy, after, led_since, now)
+                skipped = [Miss(min((first, *returned)), after, count + len(returned), reason, returned)]
+                returned = ()
+            due = slots_between(self.schedule, after, now)
+        decisions = decide(self.policy, due, led_since=led_since, now=now, returned=returned)
+        return [*skipped, *(self._unless_doomed(decision) for decision in decisions)]
 
     def advance(self, slot: datetime) -> None:
         """`slot` is decided. A schedule that fails here is asked again later; `failure` holds what it raised."""

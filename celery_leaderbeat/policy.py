@@ -39,6 +39,7 @@ __all__ = [
     "build_policy",
     "deadline_reason",
     "decide",
+    "reason_to_skip",
     "validate_defaults",
 ]
 
@@ -158,6 +159,15 @@ def validate_defaults(defaults: Mapping[str, Any]) -> None:
     checked = _checked(_DEFAULTS, defaults)
     if "lookback" in checked:
         _check_mix(_DEFAULTS, checked.get("catch_up", "latest"), checked["lookback"])
+
+
+def reason_to_skip(policy: Policy, newest: datetime, led_since: datetime, now: datetime) -> str:
+    """Why slots up to `newest` are missed where `lookback` newer ones are due."""
+    if policy.deadline is not None and (now - newest).total_seconds() > policy.deadline:
+        return deadline_reason(policy.deadline)
+    if policy.catch_up == "none" and newest < led_since - timedelta(seconds=PROMPT):
+        return REASON_CATCH_UP_NONE
+    return REASON_LOOKBACK
 
 
 def decide(

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import select
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from kombu.exceptions import EncodeError, OperationalError
 
 from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.message import Message, Outcome
+from celery_leaderbeat.redaction import without_secrets
 
 __all__ = ["Publisher"]
 
@@ -38,7 +40,9 @@ logger = logging.getLogger(__name__)
 #: Celery's own line "Sending due task" stays where operators look for it.
 beat_logger = get_logger("celery.beat")
 
-#: A broker connection that has been idle for longer (seconds) is asked for a sign of life before it is used.
+#: A broker connection that was used within this time (seconds) is taken to be alive.
+_FRESH = 0.2
+#: One that has been idle for longer than this (seconds) is asked for a sign of life, even if it looks alive.
 _IDLE = 5.0
 
 
@@ -151,6 +155,10 @@ class Publisher:
                 self._send(message, producer)
         except Exception as exc:  # noqa: BLE001  # the task's own code and any transport; sorted by `_failed`
             return self._failed(exc, producer)
+        except BaseException as exc:  # noqa: BLE001  # a receiver of a signal that exits; the thread goes on
+            why = self._said(exc)
+            self._disconnect()
+            return Outcome("impossible" if producer.phase == "preparing" else "unknown", why)
         self._used = self._clock.monotonic()
         return Outcome("sent")
 
@@ -167,10 +175,12 @@ class Publisher:
         why = self._said(exc)
         # kombu wraps what its transport raised.
         cause = exc.__cause__ if isinstance(exc, OperationalError) and exc.__cause__ else exc
-        broken = isinstance(cause, (OSError, *connection.connection_errors))
+        # A transport's own list may hold errors as common as KeyError, which mean nothing.
+        network = [kind for kind in connection.connection_errors if kind.__module__ != "builtins"]
+        broken = isinstance(cause, (OSError, OperationalError, *network))
         refused = isinstance(cause, (MessageNacked, *connection.channel_errors)) and not broken
-        trouble = broken or refused or isinstance(exc, OperationalError)
-        if isinstance(exc, EncodeError) or (phase == "preparing" and not trouble):
+        if isinstance(cause, EncodeError) or (phase == "preparing" and not (broken or refused)):
+            # It comes from routing, from serialising, from the task, or from a receiver of a signal.
             return Outcome("impossible", why)
         self._disconnect()
         if refused:
@@ -179,15 +189,13 @@ class Publisher:
             return Outcome("unreachable", f"the connection to the broker broke before the publish: {why}")
         return Outcome("unknown", f"the connection to the broker broke during the publish: {why}")
 
-    def _said(self, exc: Exception) -> str:
+    def _said(self, exc: BaseException) -> str:
         """What an exception says, without the broker's password, should a transport quote it."""
-        text = repr(exc)
-        password = getattr(self._connection, "password", None)
-        return text.replace(password, "***") if isinstance(password, str) and password else text
+        return without_secrets(repr(exc), [getattr(self._connection, "password", None)])
 
     def _connected(self) -> Any:
-        if self._producer is not None and self._clock.monotonic() - self._used > _IDLE:
-            self._probe()
+        if self._producer is not None:
+            self._probe(self._clock.monotonic() - self._used)
         if self._producer is None:
             self._connection = self._app.connection_for_write(
                 connect_timeout=self._timeout,
@@ -198,11 +206,18 @@ class Publisher:
             self._used = self._clock.monotonic()
         return self._producer
 
-    def _probe(self) -> None:
+    def _probe(self, idle: float) -> None:
         """Ask an idle connection for a sign of life; a dead one is thrown away before it can take a message."""
+        if idle <= _FRESH:
+            return
+        connection = self._connection
         try:
-            # Opening a channel is a round trip on AMQP. The Redis client looks at its socket by itself.
-            self._connection.channel().close()
+            if connection.transport.driver_type == "redis":
+                with connection.default_channel.conn_or_acquire() as client:
+                    client.ping()
+            elif idle > _IDLE or _has_news(connection):
+                # Opening a channel is a round trip, and reads what the server has said meanwhile.
+                connection.channel().close()
         except Exception as exc:  # noqa: BLE001  # whatever it says, the connection isn't usable
             logger.debug("The idle broker connection was dead: %s", self._said(exc))
             self._disconnect()
@@ -220,6 +235,12 @@ class _Job:
     allowed: Callable[[], bool]
     on_sent: Callable[[Message], None]
     done: queue.SimpleQueue[Message] = field(default_factory=queue.SimpleQueue)
+
+
+def _has_news(connection: Any) -> bool:
+    """Whether an idle AMQP connection has something to read, such as a goodbye or the end of the stream."""
+    sock = getattr(connection.connection, "sock", None)
+    return sock is None or bool(select.select([sock], [], [], 0)[0])
 
 
 def _bounds(app: Any, timeout: float) -> dict[str, Any]:
@@ -248,9 +269,14 @@ def _producer_class(app: Any, timeout: float) -> Any:
         phase = "preparing"
 
         def publish(self, *args: Any, **kwargs: Any) -> Any:
-            self.phase = "sending"
+            self.phase = "preparing" if hasattr(super(), "_publish") else "sending"
             kwargs |= {"retry": False, "timeout": timeout, "confirm_timeout": timeout}
             return super().publish(*args, **kwargs)
+
+        def _publish(self, *args: Any, **kwargs: Any) -> Any:
+            # kombu calls it once the message is serialised.
+            self.phase = "sending"
+            return super()._publish(*args, **kwargs)
 
         def maybe_declare(self, *args: Any, **kwargs: Any) -> Any:
             self.phase = "declaring"

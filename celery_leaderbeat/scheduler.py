@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import signal
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -102,7 +104,9 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
                 self.schedule[name] = check_entry(name, raw, self._build_entry)
             except EntryError as exc:
                 logger.error(
-                    "%s The other entries run.", exc, extra={"action": "entry_refused", "entry": name}
+                    "%s. The other entries run.",
+                    str(exc).rstrip("."),
+                    extra={"action": "entry_refused", "entry": name},
                 )
 
     def _build_entry(self, **fields: Any) -> Any:
@@ -172,11 +176,24 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
                         extra={"action": "release_failed"},
                     )
             self._closed = True
+            _ignore_further_signals()
         except Exception:
             logger.exception("Stopping met an error; what is left open, the next leader decides.")
             self._closed = True
         finally:
             self._close_depth -= 1
+
+
+def _ignore_further_signals() -> None:
+    """Let the process end in peace: a second signal while the interpreter shuts down would spoil its status.
+
+    Only where the handlers are those of `celery beat`, which has nothing left to do but to exit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if getattr(signal.getsignal(number), "__module__", "") == "celery.apps.beat":
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _schedule_fingerprint(plans: Mapping[str, Plan]) -> str:

@@ -19,6 +19,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_leaderbeat.errors import StoreError, StoreUnavailable
+from celery_leaderbeat.redaction import without_secrets
 from celery_leaderbeat.settings import Settings
 
 __all__ = ["Keys", "Look", "Store", "Subscription"]
@@ -108,10 +109,7 @@ def _translated(what: str, secrets: Sequence[str]) -> Iterator[None]:
     """Translate the driver's errors. A server may quote what it was sent, so secrets are taken out."""
 
     def said(exc: Exception) -> str:
-        text = str(exc)
-        for secret in secrets:
-            text = text.replace(secret, "***")
-        return text
+        return without_secrets(str(exc), secrets)
 
     try:
         yield
@@ -284,5 +282,10 @@ def _client(settings: Settings, timeout: float) -> Any:
         options["socket_keepalive"] = True
     options |= target.kwargs
     options |= settings.redis_options
-    options |= {"decode_responses": True, "encoding": "utf-8", "retry": Retry(NoBackoff(), 0)}
+    options |= {
+        "decode_responses": True,
+        "encoding": "utf-8",
+        "encoding_errors": "backslashreplace",
+        "retry": Retry(NoBackoff(), 0),
+    }
     return redis.Redis(connection_pool=redis.ConnectionPool(connection_class=connection_class, **options))

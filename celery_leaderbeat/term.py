@@ -19,6 +19,7 @@ class Term:
     pid: int = 0
     since: float = 0.0
     watched: bool = False
+    app: str = ""
 
     @classmethod
     def read(cls, value: str) -> Term:
@@ -33,6 +34,7 @@ class Term:
                 pid=int(found.get("pid", 0)),
                 since=float(found.get("since", 0.0)),
                 watched=bool(found.get("watched", False)),
+                app=str(found.get("app", "")),
             )
         except (ValueError, TypeError, KeyError):
             return cls(value=value, holder=value, epoch=0)

@@ -42,7 +42,7 @@ from celery import schedules
 from celery_leaderbeat.errors import ScheduleError
 from celery_leaderbeat.tick import slot_from_us, slot_to_us
 
-__all__ = ["fingerprint", "next_slot", "slots_after", "slots_between"]
+__all__ = ["backlog", "fingerprint", "next_slot", "slots_after", "slots_between"]
 
 #: The longest way between two dates that a crontab can name: 29 February on a given weekday, around a
 #: century without a leap day.
@@ -95,6 +95,22 @@ def slots_between(schedule: Any, after: datetime, until: datetime) -> Iterator[d
     """The slots later than `after` and not later than `until`. Raises as `slots_after`."""
     slot_to_us(until)
     return itertools.takewhile(lambda slot: slot <= until, slots_after(schedule, after))
+
+
+def backlog(
+    schedule: Any, after: datetime, until: datetime, keep: int
+) -> tuple[datetime, datetime, int] | None:
+    """First, last and number of the slots in (after, until] without the newest `keep`.
+
+    None where there are no more than `keep`, or where they can't be counted without a walk over them.
+    """
+    if _kind(schedule) != "interval":
+        return None
+    period = _period(schedule)
+    first, last = slot_to_us(after) // period + 1, slot_to_us(until) // period - keep
+    if last < first:
+        return None
+    return slot_from_us(first * period), slot_from_us(last * period), last - first + 1
 
 
 def next_slot(schedule: Any, after: datetime) -> datetime | None:

@@ -45,9 +45,9 @@ local function refuse(reason)
 end
 
 if state then
-  if epoch < tonumber(record[2]) and state ~= 'returned' and state ~= 'missed' then
+  if epoch < (tonumber(record[2]) or 0) and state ~= 'returned' and state ~= 'missed' then
     return refuse('a newer epoch claimed the slot')
-  elseif attempt < tonumber(record[3] or '1') then
+  elseif attempt < (tonumber(record[3]) or 1) then
     return refuse('a newer attempt of the slot was sent')
   elseif state == 'refused' then
     return refuse('the slot was refused before')
@@ -59,7 +59,7 @@ if begun and not asked and not (after ~= '' and after == holder) then
   if after ~= holder_after then
     return refuse('the run that this message belongs to no longer holds the slot')
   elseif state == 'running' then
-    local left = tonumber(record[6]) - now
+    local left = (tonumber(record[6]) or 0) - now
     if not redelivered then
       return refuse(left > 0 and 'the slot is running elsewhere' or 'the slot was begun by a worker that died')
     elseif left > 0 then
@@ -75,12 +75,12 @@ end
 if not begun then
   local reason
   if mode == 'current' then
-    local leads = tonumber(redis.call('GET', KEYS[2]) or '0')
+    local leads = tonumber(redis.call('GET', KEYS[2]) or '0') or 0
     if epoch < leads then
       reason = 'epoch ' .. string.format('%d', leads) .. ' leads now'
     end
   elseif mode == 'observed' then
-    local seen = tonumber(redis.call('HGET', KEYS[3], ARGV[13]) or '0')
+    local seen = tonumber(redis.call('HGET', KEYS[3], ARGV[13]) or '0') or 0
     if epoch < seen then
       reason = 'the task has seen epoch ' .. string.format('%d', seen)
     elseif epoch > seen then
@@ -95,7 +95,7 @@ if not begun then
   end
 end
 
-local ttl = math.max(tonumber(record[7] or ARGV[8]), 2 * tonumber(ARGV[7]))
+local ttl = math.max(tonumber(record[7]) or tonumber(ARGV[8]), 2 * tonumber(ARGV[7]))
 redis.call('HSET', KEYS[1], 'state', 'running', 'run', run, 'after', after, 'epoch', ARGV[2],
   'attempt', ARGV[3], 'worker', ARGV[9], 'key', ARGV[10], 'entry', ARGV[11], 'slot', ARGV[12],
   'task', ARGV[13], 'task_id', ARGV[14], 'started_at', string.format('%d', now),

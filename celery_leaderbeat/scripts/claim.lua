@@ -19,6 +19,14 @@
 --          {1, answer, …}    for each record: 'claimed', or why not: 'decided' (an earlier decision without
 --                            a record), 'held' (another claim stands), or the record's state
 
+local function entry_of(text)
+  local readable, entry = pcall(cjson.decode, text or '')
+  if readable and type(entry) == 'table' and tonumber(entry.slot) then
+    return entry
+  end
+  return nil
+end
+
 local held = redis.call('GET', KEYS[1])
 if held ~= ARGV[1] then
   return {0, held or ''}
@@ -32,9 +40,9 @@ local answer, claimed = {1}, 0
 for i = 5, #KEYS do
   local item = cjson.decode(ARGV[i - 1])
   local record = redis.call('HMGET', KEYS[i], 'state', 'epoch', 'batch', 'prefer')
-  local state, owner = record[1], tonumber(record[2] or '0')
+  local state, owner = record[1], tonumber(record[2] or '0') or 0
   local stored = redis.call('HGET', KEYS[2], item.entry)
-  local entry = stored and cjson.decode(stored)
+  local entry = entry_of(stored)
   local ahead = not entry or tonumber(entry.slot) < tonumber(item.slot)
 
   local verdict

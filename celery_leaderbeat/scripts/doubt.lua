@@ -29,7 +29,7 @@ local answer = {1}
 for i = 4, #KEYS do
   local record = redis.call('HMGET', KEYS[i], 'state', 'epoch', 'prefer')
   local state = record[1] or ''
-  if state == 'claimed' and tonumber(record[2]) < epoch and record[3] ~= 'duplicate' then
+  if state == 'claimed' and (tonumber(record[2]) or 0) < epoch and record[3] ~= 'duplicate' then
     if now < ends then
       state = 'wait'
     else

@@ -20,18 +20,26 @@
 -- Returns  {0, lease value}  no longer the leader
 --          {1, counted}      how many slots became missed here
 
+local function entry_of(text)
+  local readable, entry = pcall(cjson.decode, text or '')
+  if readable and type(entry) == 'table' and tonumber(entry.slot) then
+    return entry
+  end
+  return nil
+end
+
 local held = redis.call('GET', KEYS[1])
 if held ~= ARGV[1] then
   return {0, held or ''}
 end
 
 local stored = redis.call('HGET', KEYS[2], ARGV[3])
-local entry = stored and cjson.decode(stored) or {count = 0, missed = 0}
+local entry = entry_of(stored) or {count = 0, missed = 0}
 local missed = 0
 
 for i = 5, #KEYS do
   local record = redis.call('HMGET', KEYS[i], 'state', 'key', 'epoch')
-  if record[1] == 'returned' or (record[1] == 'claimed' and tonumber(record[3]) < tonumber(ARGV[2])) then
+  if record[1] == 'returned' or (record[1] == 'claimed' and (tonumber(record[3]) or 0) < tonumber(ARGV[2])) then
     redis.call('HSET', KEYS[i], 'state', 'missed', 'reason', ARGV[7])
     redis.call('ZREM', KEYS[3], record[2])
     missed = missed + 1

@@ -15,6 +15,14 @@
 -- Returns  {0, lease value}      no longer the leader; nothing was written
 --          {1, kind, slot, …}    for each entry: kept, new, changed, reset, removed or forgotten; slot in µs
 
+local function entry_of(text)
+  local readable, entry = pcall(cjson.decode, text or '')
+  if readable and type(entry) == 'table' and tonumber(entry.slot) then
+    return entry
+  end
+  return nil
+end
+
 local held = redis.call('GET', KEYS[1])
 if held ~= ARGV[1] then
   return {0, held or ''}
@@ -25,7 +33,8 @@ local now, horizon, answer = ARGV[2], tonumber(ARGV[3]), {1}
 for i = 5, #ARGV, 2 do
   local name, fingerprint = ARGV[i], ARGV[i + 1]
   local text = redis.call('HGET', KEYS[2], name)
-  local entry = text and cjson.decode(text) or {slot = now, count = 0, missed = 0}
+  local known = entry_of(text)
+  local entry = known or {slot = now, count = 0, missed = 0}
   local kind = 'kept'
   if fingerprint == '' then
     if not entry.removed then
@@ -35,7 +44,7 @@ for i = 5, #ARGV, 2 do
       kind = 'forgotten'
     end
   else
-    if not text then
+    if not known then
       kind = 'new'
     elseif entry.fingerprint ~= fingerprint then
       kind = 'changed'

@@ -164,10 +164,14 @@ GUARDS = [
     ),
     Guard("doubt", "lease check", "if held ~= ARGV[1] then", "if false then", _MISSED),
     Guard("doubt", "grace", "if now < ends then", "if false then", None),
-    Guard("doubt", "older epoch", "tonumber(record[2]) < epoch and ", "", _MISSED),
+    Guard("doubt", "older epoch", "(tonumber(record[2]) or 0) < epoch and ", "", _MISSED),
     Guard("doubt", "prefers a missed slot", " and record[3] ~= 'duplicate' then", " then", _DUPLICATE),
     Guard(
-        "doubt", "claimed alone", "if state == 'claimed' and tonumber", "if state ~= '' and tonumber", _MISSED
+        "doubt",
+        "claimed alone",
+        "if state == 'claimed' and (tonumber",
+        "if state ~= '' and (tonumber",
+        _MISSED,
     ),
     Guard(
         "doubt",
@@ -177,7 +181,7 @@ GUARDS = [
         _MISSED,
     ),
     Guard("miss", "lease check", "if held ~= ARGV[1] then", "if false then", _MISSES),
-    Guard("miss", "older epoch", "tonumber(record[3]) < tonumber(ARGV[2])", "true", _MISSES),
+    Guard("miss", "older epoch", "(tonumber(record[3]) or 0) < tonumber(ARGV[2])", "true", _MISSES),
     Guard(
         "miss",
         "state",
@@ -195,13 +199,13 @@ GUARDS = [
     Guard(
         "begin",
         "epoch",
-        "if epoch < tonumber(record[2]) and state ~= 'returned' and state ~= 'missed' then",
+        "if epoch < (tonumber(record[2]) or 0) and state ~= 'returned' and state ~= 'missed' then",
         "if false then",
         _DUPLICATE,
     ),
     Guard("begin", "the only copy, after a return", " and state ~= 'returned'", "", None),
     Guard("begin", "the only copy, after a miss", " and state ~= 'missed'", "", None),
-    Guard("begin", "attempt", "elseif attempt < tonumber(record[3] or '1') then", "elseif false then", None),
+    Guard("begin", "attempt", "elseif attempt < (tonumber(record[3]) or 1) then", "elseif false then", None),
     Guard("begin", "refused before", "elseif state == 'refused' then", "elseif false then", None),
     Guard("begin", "running elsewhere", "if not redelivered then", "if false then", _DUPLICATE_WORKERS),
     Guard("begin", "run lease of the other", "elseif left > 0 then", "elseif false then", None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import statistics
@@ -42,7 +43,7 @@ def assert_gapless(keys: list[str], entry: str = "tick", period: float = 1.0) ->
     """Each slot of the entry once, with no slot missing in between."""
     slots = sorted(slot for name, slot in map(parse_tick_key, keys) if name == entry)
     assert len(slots) == len(set(slots)), f"sent twice: {sorted(s for s in set(slots) if slots.count(s) > 1)}"
-    gaps = [(a, b) for a, b in zip(slots, slots[1:], strict=False) if b - a != timedelta(seconds=period)]
+    gaps = [(a, b) for a, b in itertools.pairwise(slots) if b - a != timedelta(seconds=period)]
     assert not gaps, f"slots are missing between {gaps}"
 
 

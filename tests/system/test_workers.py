@@ -24,9 +24,9 @@ PATIENCE = 40.0
 #: Seconds that a run lease lasts, in place of the half minute that would make these tests long.
 SHORT = 2.0
 SHORT_LEASE = f"""
-import celery_leaderbeat.task
+import celery_leaderbeat.runs
 
-celery_leaderbeat.task._RUN_LEASE = {SHORT}
+celery_leaderbeat.runs.RUN_LEASE = {SHORT}
 """
 
 #: What can't be verified comes back sooner than after a second or two.
@@ -271,7 +271,7 @@ before_task_publish.connect(lambda **_: time.sleep(0.3), weak=False)
 # Work that waits in the queue over a change of leaders
 
 
-@pytest.mark.matrix("valkey", "redis+rabbitmq")
+@pytest.mark.matrix("valkey")
 @pytest.mark.schedule({f"{number}": {"task": "project.fenced", "every": 5.0} for number in range(1000)})
 def test_a_thousand_messages_of_an_earlier_leader_all_run_once(scene: Scene) -> None:
     first = scene.start_beat()
@@ -618,13 +618,11 @@ def test_the_message_of_a_killed_child_runs_once_the_run_lease_is_over(scene: Sc
 
 @pytest.mark.matrix("valkey")
 @pytest.mark.conf(broker_transport_options=IMPATIENT)
-@pytest.mark.parametrize("lease", ["short", "long"])
-def test_a_redelivery_of_a_run_that_is_alive_has_no_effect(scene: Scene, lease: str) -> None:
+def test_a_redelivery_of_a_run_that_is_alive_has_no_effect(scene: Scene) -> None:
     """Redis gives the message out again while it is being worked on, and does the same to what is put off."""
-    longer = SHORT_LEASE.replace(str(SHORT), "8.0")
-    env = plugin(scene, SHORT_LEASE if lease == "short" else longer, NOTES_REFUSALS)
+    env = plugin(scene, SHORT_LEASE, NOTES_REFUSALS)
     workers = [scene.start_worker(pool="prefork", concurrency=2, env=env) for _ in "ab"]
-    key, _ = one_slot(scene, schedule=every_second("acks_late", kwargs={"seconds": 5}))
+    key, _ = one_slot(scene, schedule=every_second("acks_late", kwargs={"seconds": 9}))
     wait_for(
         lambda: any(worker.find("put off for") for worker in workers), PATIENCE, "a redelivery is put off"
     )
@@ -634,13 +632,18 @@ def test_a_redelivery_of_a_run_that_is_alive_has_no_effect(scene: Scene, lease: 
     def left() -> int:
         return client.llen("celery") + client.hlen("unacked")
 
+    # A message that is being given out again is in no place for a moment.
     wait_for(
-        lambda: left() == 0, 60, lambda: f"no copy is left, but {left()} are; refused: {len(refusals(scene))}"
+        lambda: refusals(scene) and wait_until_steady(left, 1.0, PATIENCE) == 0,
+        PATIENCE,
+        lambda: f"no copy is left, but {left()} are",
     )
     assert len(starts(scene, key)) == 1
-    assert {refused.reason for refused in refusals(scene)} == {"the slot is done"}
-    put_off = sum(len(worker.find("put off for")) for worker in workers)
-    assert put_off <= 40, "copies don't multiply"
+    refused = refusals(scene)
+    assert {each.reason for each in refused} == {"the slot is done"}
+    # Redis gave the message out about nine times. What is put off for longer than Redis waits multiplies.
+    slots = len(set(sent_keys(scene)))
+    assert len(refused) <= 12 * slots, "copies don't multiply"
 
 
 @pytest.mark.matrix("valkey")
@@ -726,6 +729,7 @@ def test_what_refuses_the_unverified_is_refused_with_the_reason(scene: Scene) ->
 
 
 @pytest.mark.matrix("valkey", "redis+rabbitmq")
+@pytest.mark.conf(broker_transport_options=IMPATIENT)
 @pytest.mark.parametrize("task", ["fenced", "acks_late"])
 def test_nothing_is_lost_while_the_ledger_and_the_broker_are_gone_together(scene: Scene, task: str) -> None:
     ledger_way = scene.proxy(scene.ledger.port)
