@@ -256,7 +256,7 @@ class Dispatcher:
             plan.doom(slot, f"its arguments can't be built: {exc!r}")
             return None
         expires = message.options.get("expires")
-        if expired_before(expires, now, self._app.timezone):
+        if expired_before(expires, now):
             plan.doom(slot, f"born expired: expires is {expires}")
             return None
         return message

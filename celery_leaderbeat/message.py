@@ -6,7 +6,7 @@ import copy
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, tzinfo
+from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
 
 from celery.beat import BeatLazyFunc
@@ -105,10 +105,11 @@ def build_message(plan: Plan, slot: datetime, epoch: int, prefix: str, attempt: 
     )
 
 
-def expired_before(expires: Any, now: datetime, zone: tzinfo) -> bool:
+def expired_before(expires: Any, now: datetime) -> bool:
     """Whether a message with this `expires` option would be expired when it is sent at `now`.
 
-    Numbers are seconds from the send, naive times are in `zone`; what Celery would refuse is left to it.
+    Numbers are seconds from the send, naive times are in UTC, as Celery reads them; what Celery would refuse is
+    left to it.
     """
     if isinstance(expires, timedelta):
         expires = expires.total_seconds()
@@ -122,7 +123,7 @@ def expired_before(expires: Any, now: datetime, zone: tzinfo) -> bool:
     if not isinstance(expires, datetime):
         return False
     if expires.tzinfo is None:
-        expires = expires.replace(tzinfo=zone)
+        expires = expires.replace(tzinfo=timezone.utc)
     return bool(expires <= now)
 
 

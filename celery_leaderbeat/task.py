@@ -248,11 +248,12 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
         acknowledged already exists only here, so the worker keeps trying until it has got rid of it.
         """
         request = self.request
+        seconds = min(verdict.seconds, _held_at_most(self.app))
         logger.info(
             "Task %s[%s] put off for %.1f s: %s (slot %s).",
             self.name,
             request.id,
-            verdict.seconds,
+            seconds,
             verdict.reason or "the slot's run holds its lease",
             stamp.key,
             extra={"action": "put_off", "tick_key": stamp.key},
@@ -263,7 +264,7 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
         while True:
             try:
                 self.signature_from_request(
-                    request, countdown=verdict.seconds, retries=request.retries, headers=headers
+                    request, countdown=seconds, retries=request.retries, headers=headers
                 ).apply_async()
             except Exception as exc:
                 if self.acks_late:
@@ -279,7 +280,13 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
                 clock.sleep(wait)
                 wait = min(wait * 2, 5.0)
             else:
-                raise Ignore(f"put off for {verdict.seconds:.1f} s")
+                raise Ignore(f"put off for {seconds:.1f} s")
+
+
+def _held_at_most(app: Any) -> float:
+    """Longest that a message may wait in a worker before the broker gives it out again, with a margin."""
+    timeout = (app.conf.broker_transport_options or {}).get("visibility_timeout")
+    return timeout / 2 if isinstance(timeout, (int, float)) and timeout > 0 else float("inf")
 
 
 @worker_init.connect  # type: ignore[untyped-decorator]  # Celery has no types

@@ -152,7 +152,10 @@ class Proxy:
         if self._server is not None:
             self._server.close()
             self._server = None
-        await self._break()
+        # A connection that was accepted just before has no task yet: it appears in a later round of the loop.
+        for _ in range(3):
+            await self._break()
+            await asyncio.sleep(0.005)
 
     async def _break(self) -> None:
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
