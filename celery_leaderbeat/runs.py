@@ -64,8 +64,12 @@ class Runs:
         return runs
 
     @contextlib.contextmanager
-    def under_way(self, key: str, run: str) -> Iterator[None]:
-        """Keep the lease of `run`, which holds the slot `key`, while the body runs, and record how it ends."""
+    def under_way(self, key: str, run: str, requeues: bool) -> Iterator[None]:
+        """Keep the lease of `run`, which holds the slot `key`, while the body runs, and record how it ends.
+
+        `requeues`: a message that the body rejects back into the queue comes again. One that is acknowledged
+        already doesn't, whatever the body wants.
+        """
         with self._lock:
             self._held[key] = run
             if self._thread is None or not self._thread.is_alive():
@@ -80,7 +84,7 @@ class Runs:
         except Ignore:
             raise
         except Reject as exc:
-            state, reason = "requeued" if exc.requeue else "failed", repr(exc)
+            state, reason = "requeued" if exc.requeue and requeues else "failed", repr(exc)
             raise
         except Exception as exc:
             state, reason = "failed", repr(exc)

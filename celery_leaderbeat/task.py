@@ -37,6 +37,8 @@ FENCING = ("slot", "current", "observed")
 ON_STALE = ("ignore", "reject")
 WHEN_UNVERIFIABLE = ("retry", "run", "refuse")
 
+#: How long a worker tries to put an unacknowledged message off before it leaves it to the broker, in seconds.
+_PATIENCE = 10.0
 #: So many questions without an answer are remembered.
 _ASKED_AT_MOST = 8
 #: Headers that belong to one copy of a message, and not to a retry of its run.
@@ -145,7 +147,7 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
         # A retry of this run carries it, so that the ledger knows the retry as its continuation.
         kept = {name: value for name, value in request.headers.items() if name not in _OF_A_COPY}
         request.headers = {**kept, RUN_HEADER: run}
-        with runs.under_way(stamp.key, run):
+        with runs.under_way(stamp.key, run, requeues=bool(self.acks_late)):
             return self._body(Tick(stamp, run, runs), args, kwargs)
 
     def _body(self, tick: Tick | None, args: Any, kwargs: Any) -> Any:
@@ -244,8 +246,8 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
     def _put_off(self, stamp: Stamp, verdict: Verdict) -> None:
         """Send the message again for later, and end this one. The task's own retries aren't used up.
 
-        Where the broker doesn't take it either: an unacknowledged message goes back to the queue; one that is
-        acknowledged already exists only here, so the worker keeps trying until it has got rid of it.
+        Where the broker doesn't take it either, the worker keeps trying: a message that is acknowledged already
+        exists only here. One that isn't goes back to the queue after a while.
         """
         request = self.request
         seconds = min(verdict.seconds, _held_at_most(self.app))
@@ -261,13 +263,14 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
         later = replace(stamp, put_off=stamp.put_off + 1)
         headers = {**request.headers, **later.headers()}
         clock, wait = Clock(), 0.1
+        patience = clock.monotonic() + _PATIENCE
         while True:
             try:
                 self.signature_from_request(
                     request, countdown=seconds, retries=request.retries, headers=headers
                 ).apply_async()
             except Exception as exc:
-                if self.acks_late:
+                if self.acks_late and clock.monotonic() > patience:
                     raise Reject(exc, requeue=True) from exc
                 logger.warning(
                     "Task %s[%s] can't be put off (%r); trying again in %.1f s.",
