@@ -279,7 +279,9 @@ def _celery(command: str) -> list[str]:
 
 def _records(path: Path, event: str | None) -> list[SimpleNamespace]:
     with contextlib.suppress(FileNotFoundError):
-        records = [SimpleNamespace(**json.loads(line)) for line in path.read_text().splitlines()]
+        # The last line may be on its way.
+        lines = path.read_text().splitlines(keepends=True)
+        records = [SimpleNamespace(**json.loads(line)) for line in lines if line.endswith("\n")]
         return [record for record in records if event is None or record.event == event]
     return []
 

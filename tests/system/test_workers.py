@@ -86,8 +86,8 @@ def plugin(scene: Scene, *sources: str) -> dict[str, str]:
 def refusals(scene: Scene) -> list[SimpleNamespace]:
     """What `run_refused` has told."""
     with contextlib.suppress(FileNotFoundError):
-        lines = (scene.directory / "refused.jsonl").read_text().splitlines()
-        return [SimpleNamespace(**json.loads(line)) for line in lines]
+        lines = (scene.directory / "refused.jsonl").read_text().splitlines(keepends=True)
+        return [SimpleNamespace(**json.loads(line)) for line in lines if line.endswith("\n")]
     return []
 
 
