@@ -134,6 +134,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
             logger.error(
                 "The elector has ended unexpectedly; starting anew.", extra={"action": "elector_ended"}
             )
+            running.elector.stop(0.0)
             running = self._running = self._start()
         running.elector.progress()
         term = running.elector.wait(_STANDBY_TICK)
