@@ -11,6 +11,7 @@ STAMP := $(VENV)/.installed
 venv: $(STAMP)
 
 $(STAMP): pyproject.toml
+	@echo "Setting up $(VENV) (about a minute) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || $(PYTHON) -m virtualenv -q $(VENV) \
 		|| { rm -rf $(VENV); echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test,lint,demo]'

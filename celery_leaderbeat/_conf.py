@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
@@ -104,10 +105,12 @@ class Source:
         return SettingsError(f"{self.spelling(name)} is {_shown(value)}: {rule}.")
 
     def seconds(self, name: str, default: float) -> float:
-        """A duration above 0; also as the text of a number, as it comes from an environment variable."""
+        """A duration above 0: a number of seconds, also as text (from an environment variable), or a timedelta."""
         value = self.raw(name)
         if value is None:
             return default
+        if isinstance(value, timedelta):
+            value = value.total_seconds()
         if isinstance(value, str):
             usable = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*", value) is not None
         else:

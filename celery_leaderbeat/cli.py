@@ -38,10 +38,11 @@ def status(ctx: Any) -> None:
         click.echo(f"replica   {holder}")
     for name, entry in sorted(entries.items()):
         gone = ", removed" if entry.removed else ""
-        click.echo(
-            f"entry     {name}: last decided {slot_text(entry.slot)}, {entry.count} claimed, "
-            f"{entry.missed} missed{gone}"
-        )
-    click.echo(
-        "totals    " + (", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none")
-    )
+        if entry.count or entry.missed:
+            where = f"last decided {slot_text(entry.slot)}, {entry.count} claimed, {entry.missed} missed"
+        else:
+            where = f"no slot yet since {slot_text(entry.slot)}"
+        click.echo(f"entry     {name}: {where}{gone}")
+    sums = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+    click.echo(f"totals    {sums or 'none'}")
+    click.echo("          (started, done, failed, retrying and refused count FencedTasks only)")

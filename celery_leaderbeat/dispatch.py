@@ -156,6 +156,19 @@ class Dispatcher:
         self._debts.settle()
         fingerprints = {name: plan.fingerprint for name, plan in self._plans.items()}
         positions = self._ledger.register(term, fingerprints, self._clock.utcnow())
+        lost = [
+            plan.last
+            for name, plan in self._plans.items()
+            if plan.last is not None and positions[name][0] == "new"
+        ]
+        if lost:
+            logger.warning(
+                "The ledger has lost %d entries that this replica had decided about until %s: they count from now, "
+                "and slots in between are lost. Does Redis keep its data?",
+                len(lost),
+                slot_text(max(lost)),
+                extra={"action": "ledger_lost", "count": len(lost)},
+            )
         for name, (kind, slot) in positions.items():
             self._elector.progress()
             if kind == "reset":

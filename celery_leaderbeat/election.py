@@ -47,7 +47,7 @@ from typing import Any
 
 from celery_leaderbeat.backoff import backoff
 from celery_leaderbeat.clock import FleetClock
-from celery_leaderbeat.errors import StoreError
+from celery_leaderbeat.errors import StoreError, sentence
 from celery_leaderbeat.listener import Listener
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.store import Store
@@ -239,7 +239,8 @@ class Elector:
                     self._lead(term)
             except StoreError as exc:
                 failures += 1
-                self._complain("store", "No election: %s. Trying again until Redis answers.", exc)
+                self._standing_by_for = ""
+                self._complain("store", "No election: %s Trying again until Redis answers.", sentence(exc))
                 self._wait(backoff(failures, *_BACKOFF))
             except Exception:
                 failures += 1
@@ -372,7 +373,7 @@ class Elector:
                 self._renew(term)
             except StoreError as exc:
                 failures += 1
-                self._complain("renew", "Couldn't renew the lease of epoch %d: %s.", term.epoch, exc)
+                self._complain("renew", "Couldn't renew the lease of epoch %d: %s", term.epoch, sentence(exc))
                 due = min(self._monotonic() + backoff(failures, *_BACKOFF), held.until)
             else:
                 failures = 0
@@ -515,8 +516,8 @@ class Elector:
     def _note(self, term: Term, remaining: int) -> None:
         """Say once for whom this replica stands by."""
         self._highest = max(self._highest, term.epoch)
-        if term.holder != self._standing_by_for:
-            self._standing_by_for = term.holder
+        if term.value != self._standing_by_for:
+            self._standing_by_for = term.value
             if remaining < 0:
                 logger.warning(
                     "Standing by for %s, but its lease doesn't expire, so this replica would wait for ever. "
@@ -533,8 +534,17 @@ class Elector:
                 remaining / 1000,
                 extra={"action": "standing_by", "epoch": term.epoch, "leader": term.holder},
             )
+            own = str(self._attributes.get("fingerprint", ""))
             if term.app and term.app != self.settings.app_identity:
                 self._foreign(term.app)
+            elif term.fingerprint and own and term.fingerprint != own:
+                logger.warning(
+                    "The leader's schedule isn't this replica's. That is normal while a new version is rolled "
+                    "out; if it lasts, two applications of the same name share the key prefix %r: set "
+                    "leaderbeat_key_prefix for one of them.",
+                    self.settings.key_prefix,
+                    extra={"action": "schedules_differ", "leader": term.holder},
+                )
 
     def _complain(self, kind: str, message: str, *args: object, level: int = logging.WARNING) -> None:
         now = self._monotonic()

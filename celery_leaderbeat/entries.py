@@ -10,7 +10,7 @@ from typing import Any
 
 from celery.schedules import BaseSchedule, crontab
 
-from celery_leaderbeat.errors import EntryError, PolicyError, ScheduleError
+from celery_leaderbeat.errors import EntryError, PolicyError, ScheduleError, sentence
 from celery_leaderbeat.plan import POLICY_OPTION, Plan
 from celery_leaderbeat.policy import build_policy
 from celery_leaderbeat.timeline import fingerprint
@@ -79,8 +79,8 @@ def load_plans(
             plans[name] = _plan(name, entry, defaults, cron_deadline)
         except EntryError as exc:
             logger.error(
-                "%s. The other entries run.",
-                str(exc).rstrip("."),
+                "%s The other entries run.",
+                sentence(exc),
                 extra={"action": "entry_refused", "entry": name},
             )
         except Exception as exc:

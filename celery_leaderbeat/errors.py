@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from celery.exceptions import ImproperlyConfigured
 
+#: What ends a sentence.
+_ENDS = (".", "?", "!")
+
 __all__ = [
     "EntryError",
     "LeaderbeatError",
@@ -19,6 +22,7 @@ __all__ = [
     "StampError",
     "StoreError",
     "StoreUnavailable",
+    "sentence",
 ]
 
 
@@ -56,3 +60,9 @@ class StoreError(LeaderbeatError):
 
 class StoreUnavailable(StoreError):
     """Redis gave no answer: unreachable, timed out, loading, or no longer a primary."""
+
+
+def sentence(exc: object) -> str:
+    """What an error says, with a mark at its end, so that another sentence can follow in a log."""
+    text = str(exc).rstrip()
+    return text if text.endswith(_ENDS) else f"{text}."

@@ -149,7 +149,7 @@ class Ledger:
         """The ledger of this process for `app`; connections aren't carried over a fork."""
         cached = getattr(app, _APP_ATTRIBUTE, None)
         if cached is None or cached[0] != os.getpid():
-            cached = (os.getpid(), cls(Settings.from_app(app)))
+            cached = (os.getpid(), cls(Settings.from_app(app, warn=False)))
             setattr(app, _APP_ATTRIBUTE, cached)
         ledger: Ledger = cached[1]
         return ledger

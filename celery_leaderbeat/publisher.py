@@ -33,6 +33,7 @@ from kombu.exceptions import EncodeError, OperationalError
 from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.message import Message, Outcome
 from celery_leaderbeat.redaction import without_secrets
+from celery_leaderbeat.tick import slot_text
 
 __all__ = ["Publisher"]
 
@@ -149,7 +150,13 @@ class Publisher:
         if not message.sending.take():
             return Outcome("unsent", "it was given up")
         producer.phase = "preparing"
-        beat_logger.info("Scheduler: Sending due task %s (%s)", message.entry, message.task)
+        beat_logger.info(
+            "Scheduler: Sending due task %s (%s) for %s",
+            message.entry,
+            message.task,
+            slot_text(message.slot),
+            extra={"action": "sending", "tick_key": message.key, "epoch": message.stamp.epoch},
+        )
         try:
             with denied_join_result():
                 self._send(message, producer)

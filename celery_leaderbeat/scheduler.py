@@ -20,7 +20,7 @@ from celery_leaderbeat.clock import Clock, FleetClock
 from celery_leaderbeat.dispatch import Dispatcher
 from celery_leaderbeat.election import Elector, new_holder
 from celery_leaderbeat.entries import check_entry, load_plans
-from celery_leaderbeat.errors import EntryError
+from celery_leaderbeat.errors import EntryError, sentence
 from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.signals import leader_elected, leader_lost
@@ -104,8 +104,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
                 self.schedule[name] = check_entry(name, raw, self._build_entry)
             except EntryError as exc:
                 logger.error(
-                    "%s. The other entries run.",
-                    str(exc).rstrip("."),
+                    "%s The other entries run.",
+                    sentence(exc),
                     extra={"action": "entry_refused", "entry": name},
                 )
 

@@ -147,6 +147,9 @@ class Settings:
             "slot retention": cited("slot_retention"),
             "clock": f"{self.clock} ({self.origins['clock']})",
         }
+        if self.policy:
+            policy = ", ".join(f"{key} {value!r}" for key, value in sorted(self.policy.items()))
+            lines["policy"] = f"{policy} ({self.origins['policy']})"
         return "\n".join(f"    . leaderbeat {label} -> {value}" for label, value in lines.items())
 
 

@@ -22,7 +22,7 @@ from celery.utils.nodenames import gethostname
 
 from celery_leaderbeat.backoff import backoff
 from celery_leaderbeat.clock import Clock
-from celery_leaderbeat.errors import LeaderbeatError, StaleTick, StampError, StoreError
+from celery_leaderbeat.errors import LeaderbeatError, StaleTick, StampError, StoreError, sentence
 from celery_leaderbeat.ledger import Verdict
 from celery_leaderbeat.runs import Runs, new_run
 from celery_leaderbeat.settings import Settings
@@ -297,10 +297,19 @@ def _validate_settings(sender: Any, **_: Any) -> None:
     """Refuse settings that can't work when a worker starts, not when the first slot arrives."""
     app = sender.app
     app.finalize()
-    if not any(isinstance(task, FencedTask) for task in app.tasks.values()):
+    fenced = [task for task in app.tasks.values() if isinstance(task, FencedTask)]
+    if not fenced:
         return
+    for task in fenced:
+        if task.on_stale == "reject" and not task.acks_late:
+            logger.warning(
+                "Task %s has on_stale = 'reject', which needs acks_late: what is acknowledged before it runs can't "
+                "be rejected, so refused messages are gone.",
+                task.name,
+                extra={"action": "reject_without_acks_late"},
+            )
     try:
-        Settings.from_app(app, warn=False)
+        Settings.from_app(app)
     except LeaderbeatError as exc:
-        logger.critical("This worker can't start: %s", exc, extra={"action": "settings_refused"})
+        logger.critical("This worker can't start: %s", sentence(exc), extra={"action": "settings_refused"})
         raise SystemExit(1) from exc

@@ -20,6 +20,7 @@ class Term:
     since: float = 0.0
     watched: bool = False
     app: str = ""
+    fingerprint: str = ""
 
     @classmethod
     def read(cls, value: str) -> Term:
@@ -35,6 +36,7 @@ class Term:
                 since=float(found.get("since", 0.0)),
                 watched=bool(found.get("watched", False)),
                 app=str(found.get("app", "")),
+                fingerprint=str(found.get("fingerprint", "")),
             )
         except (ValueError, TypeError, KeyError):
             return cls(value=value, holder=value, epoch=0)

@@ -56,7 +56,11 @@ def play(stage: Stage, view: View, console: Console) -> bool:
     console.print()
     show(console, entries, drill.checks)
     off = [item for item in (*entries, *drill.checks) if not item.ok]
-    console.print(f"{len(off)} of {len(entries) + len(drill.checks)} expectations were not met.")
+    expected = len(entries) + len(drill.checks)
+    if off:
+        console.print(f"{len(off)} of {expected} expectations were not met.")
+    else:
+        console.print(f"All {expected} expectations were met.")
     return not off
 
 
