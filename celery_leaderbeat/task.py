@@ -17,7 +17,7 @@ from typing import Any
 
 from celery import Task
 from celery.exceptions import Ignore, Reject
-from celery.signals import worker_init
+from celery.signals import celeryd_after_setup
 from celery.utils.nodenames import gethostname
 
 from celery_leaderbeat.backoff import backoff
@@ -292,10 +292,10 @@ def _held_at_most(app: Any) -> float:
     return timeout / 2 if isinstance(timeout, (int, float)) and timeout > 0 else float("inf")
 
 
-@worker_init.connect  # type: ignore[untyped-decorator]  # Celery has no types
-def _validate_settings(sender: Any, **_: Any) -> None:
-    """Refuse settings that can't work when a worker starts, not when the first slot arrives."""
-    app = sender.app
+@celeryd_after_setup.connect  # type: ignore[untyped-decorator]  # Celery has no types
+def _validate_settings(instance: Any, **_: Any) -> None:
+    """Refuse settings that can't work when a worker has set up its logs, not when the first slot arrives."""
+    app = instance.app
     app.finalize()
     fenced = [task for task in app.tasks.values() if isinstance(task, FencedTask)]
     if not fenced:
