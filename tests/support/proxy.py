@@ -48,6 +48,7 @@ class Proxy:
         self.bytes_down = 0
         self._lanes: dict[str, _Lane] = {}
         self._server: asyncio.Server | None = None
+        self._accepted: set[asyncio.BaseTransport] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
@@ -146,21 +147,28 @@ class Proxy:
 
     async def _listen(self) -> None:
         if self._server is None:
-            self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+            self._server = await self._loop.create_server(self._protocol, "127.0.0.1", self.port)
+
+    def _protocol(self) -> asyncio.StreamReaderProtocol:
+        return _Tracked(self._accepted, self._accept, self._loop)
 
     async def _close_all(self) -> None:
         if self._server is not None:
             self._server.close()
             self._server = None
         # A connection that was accepted just before has no task yet: it appears in a later round of the loop.
-        for _ in range(3):
+        for _ in range(200):
             await self._break()
             await asyncio.sleep(0.005)
+            if not (self._accepted or self._writers or self._tasks):
+                break
 
     async def _break(self) -> None:
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for writer in list(self._writers):
             _abort(writer)
+        for transport in list(self._accepted):
+            transport.abort()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -236,6 +244,30 @@ class Proxy:
         finally:
             filling.cancel()
             await asyncio.gather(filling, return_exceptions=True)
+
+
+class _Tracked(asyncio.StreamReaderProtocol):
+    """An accepted connection, known from its first moment to its last."""
+
+    def __init__(
+        self,
+        known: set[asyncio.BaseTransport],
+        accept: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(asyncio.StreamReader(loop=loop), accept, loop=loop)
+        self._known = known
+        self._own: asyncio.BaseTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._own = transport
+        self._known.add(transport)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._own is not None:
+            self._known.discard(self._own)
+        super().connection_lost(exc)
 
 
 def _abort(writer: asyncio.StreamWriter) -> None:
