@@ -54,6 +54,8 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+#: Counts stay below this.
+_MOST = 1_000_000_000
 #: Longest duration that makes sense, in seconds.
 _LONGEST = 100 * 366 * 86_400.0
 
@@ -129,6 +131,17 @@ class Source:
         if known is None:
             raise self.refused(name, value, "it must be True or False (or the text true, false, 1, 0)")
         return known
+
+    def count(self, name: str, default: int) -> int:
+        """A whole number, 0 or more; also as text."""
+        value = self.raw(name)
+        if value is None:
+            return default
+        if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,9}\s*", value):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST:
+            raise self.refused(name, value, f"it must be a whole number from 0 to {_MOST - 1:_}")
+        return value
 
     def choice(self, name: str, choices: Collection[str], default: str) -> str:
         """One of some words."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from celery_leaderbeat.debts import Debt
-from celery_leaderbeat.ledger import Claim
-from celery_leaderbeat.message import Message, Outcome
+from celery_leaderbeat.message import Message, Outcome, seconds_until
 from celery_leaderbeat.plan import Plan
+from celery_leaderbeat.records import Claim
 from celery_leaderbeat.term import Term
 
 __all__ = ["Batch"]
@@ -17,6 +18,8 @@ __all__ = ["Batch"]
 #: Records are kept for at least this many periods of their entry.
 _PERIODS = 3
 _LONGEST_RETENTION = 400 * 86_400.0
+#: A slot that no worker has begun counts as unfinished for an hour at most, in seconds.
+_UNSTARTED = 3600.0
 
 
 @dataclass
@@ -28,21 +31,40 @@ class Batch:
     messages: list[Message]
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def claims(self, retention: float) -> list[Claim]:
-        """What to claim; records are kept for `retention` seconds at least."""
-        return [
-            Claim(
-                key=message.key,
-                entry=message.entry,
-                slot=message.slot,
-                fingerprint=self.plans[message.entry].fingerprint,
-                task=message.task,
-                task_id=message.task_id,
-                prefer=message.prefer,
-                ttl=_ttl(self.plans[message.entry], retention),
+    def claims(self, retention: float, now: datetime, earlier: Mapping[str, Sequence[str]]) -> list[Claim]:
+        """What to claim.
+
+        Parameters:
+            retention: seconds for which records are kept at least.
+            now: the time of the claim.
+            earlier: entry -> tick keys of its slots that may be unfinished.
+        """
+        claims = []
+        for message in self.messages:
+            plan = self.plans[message.entry]
+            policy = plan.policy
+            expires_in = seconds_until(message.options.get("expires"), now)
+            claims.append(
+                Claim(
+                    key=message.key,
+                    entry=message.entry,
+                    slot=message.slot,
+                    fingerprint=plan.fingerprint,
+                    task=message.task,
+                    task_id=message.task_id,
+                    prefer=message.prefer,
+                    ttl=_ttl(plan, retention),
+                    attempt=message.stamp.attempt,
+                    on_crash=policy.on_crash,
+                    max_attempts=policy.max_attempts,
+                    overlap=policy.overlap,
+                    request=message.request,
+                    force=message.force,
+                    unstarted=_UNSTARTED if expires_in is None else min(expires_in, _UNSTARTED),
+                    earlier=tuple(earlier.get(message.entry, ())),
+                )
             )
-            for message in self.messages
-        ]
+        return claims
 
     def debt(self, message: Message) -> Debt:
         """What the ledger has to be told of a message whose outcome is known."""

@@ -348,7 +348,7 @@ class Elector:
         while True:
             order = self._wait(due - self._monotonic())
             if self._stopping:
-                self._release(term)
+                self._release(term, "its replica stops")
                 return
             now = self._monotonic()
             held = self._held
@@ -387,7 +387,7 @@ class Elector:
         sent = self._monotonic()
         answer = self._store.run(
             "elect",
-            [keys.lease, keys.epoch, keys.app],
+            [keys.lease, keys.epoch, keys.app, keys.released],
             [
                 self.holder,
                 round(self.settings.lease_ttl * 1000),
@@ -426,10 +426,12 @@ class Elector:
         self._listener.confirm_visible(self._store)
         return True
 
-    def _release(self, term: Term) -> None:
+    def _release(self, term: Term, reason: str) -> None:
         keys = self._store.keys
         try:
-            released = self._store.run("release", [keys.lease], [term.value, keys.wake])
+            released = self._store.run(
+                "release", [keys.lease, keys.released], [term.value, keys.wake, term.epoch, reason[:500]]
+            )
         except StoreError as exc:
             logger.warning(
                 "Couldn't release the lease of epoch %d (%s); it expires by itself within %.0f s.",
@@ -457,7 +459,7 @@ class Elector:
         pause = min(self.settings.lease_ttl * 2.0**self._steps_down, _LONGEST_RETREAT)
         self._steps_down += 1
         self._candidate_from = self._monotonic() + pause
-        self._release(term)
+        self._release(term, reason)
         raise _Ended(f"it steps down for {pause:.0f} s: {reason}")
 
     def _announce(self) -> None:

@@ -12,7 +12,9 @@ from celery.schedules import BaseSchedule, crontab
 
 from celery_leaderbeat.errors import EntryError, PolicyError, ScheduleError, sentence
 from celery_leaderbeat.plan import POLICY_OPTION, Plan
-from celery_leaderbeat.policy import build_policy
+from celery_leaderbeat.policy import Policy
+from celery_leaderbeat.policy_options import build_policy
+from celery_leaderbeat.task import FencedTask
 from celery_leaderbeat.timeline import fingerprint
 
 __all__ = ["check_entry", "load_plans"]
@@ -65,18 +67,22 @@ def _check_fields(name: str, raw: Mapping[str, Any]) -> None:
 
 
 def load_plans(
-    entries: Mapping[str, Any], defaults: Mapping[str, Any], cron_deadline: float | None
+    entries: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    cron_deadline: float | None,
+    tasks: Mapping[str, Any],
 ) -> dict[str, Plan]:
     """Plans for all entries that can be planned; one ERROR for each that can't.
 
     Parameters:
+        tasks: the tasks that this process knows, by name.
         defaults: the policy of entries that set none of their own.
         cron_deadline: `beat_cron_starting_deadline`, the default deadline of crontabs, in seconds.
     """
     plans = {}
     for name, entry in entries.items():
         try:
-            plans[name] = _plan(name, entry, defaults, cron_deadline)
+            plans[name] = _plan(name, entry, defaults, cron_deadline, tasks)
         except EntryError as exc:
             logger.error(
                 "%s The other entries run.",
@@ -93,15 +99,48 @@ def load_plans(
     return plans
 
 
-def _plan(name: str, entry: Any, defaults: Mapping[str, Any], cron_deadline: float | None) -> Plan:
+def _plan(
+    name: str,
+    entry: Any,
+    defaults: Mapping[str, Any],
+    cron_deadline: float | None,
+    tasks: Mapping[str, Any],
+) -> Plan:
     schedule = entry.schedule
     own = (entry.options or {}).get(POLICY_OPTION)
     if own is not None and not isinstance(own, Mapping):
         raise PolicyError(f"Entry {name!r} has the {POLICY_OPTION!r} option {own!r}: it must be a dict.")
     policy = build_policy(name, own, defaults, cron_deadline if isinstance(schedule, crontab) else None)
+    _check_task(name, entry.task, tasks.get(entry.task), policy)
     if not isinstance(schedule, BaseSchedule) and not hasattr(schedule, "remaining_estimate"):
         raise ScheduleError(f"Entry {name!r} has the schedule {schedule!r}, which has no remaining_estimate.")
     try:
         return Plan(name, entry, schedule, fingerprint(schedule), policy)
     except ScheduleError as exc:
         raise ScheduleError(f"Entry {name!r}: {exc}") from exc
+
+
+def _check_task(name: str, task_name: str, task: Any, policy: Policy) -> None:
+    """Refuse a policy that needs to know when a slot is done, for a task that never says so.
+
+    A task that this process hasn't imported is taken on trust.
+    """
+    if task is None or isinstance(task, FencedTask):
+        if policy.on_crash == "rerun" and task is not None and not task.acks_late:
+            logger.warning(
+                "Entry %r has on_crash 'rerun', and its task %s acknowledges early: a slot is lost if its worker is "
+                "killed after taking the message and before starting the body. Set acks_late = True.",
+                name,
+                task_name,
+                extra={"action": "rerun_without_acks_late", "entry": name},
+            )
+        return
+    for key, value, harmless in (
+        ("on_crash", policy.on_crash, ("auto", "skip")),
+        ("overlap", policy.overlap, ("allow",)),
+    ):
+        if value not in harmless:
+            raise PolicyError(
+                f"Entry {name!r} has {key} {value!r}, and its task {task_name} isn't a FencedTask: its slots would "
+                f"never be marked as done. Give the task base=FencedTask, or set {key} to {harmless[0]!r}."
+            )

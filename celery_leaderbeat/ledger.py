@@ -7,28 +7,27 @@ everybody may read. Each decision is one script (see `scripts/`), and each scrip
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
+from celery_leaderbeat.history import LedgerReader
+from celery_leaderbeat.records import Claim, SlotRecord, Verdict
 from celery_leaderbeat.settings import Settings
-from celery_leaderbeat.store import Store
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import Stamp, slot_from_us, slot_to_us
 
-__all__ = ["Claim", "EntryRecord", "Ledger", "NotLeading", "SlotRecord", "Verdict"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Ledger", "NotLeading"]
 
 #: A stored slot this much later than now (µs) was written by a clock that had jumped.
 _HORIZON = 300_000_000
 #: How long the record of a removed entry is kept, in µs: a week, so that a rollback finds it.
 _REMOVED_LIFETIME = 7 * 86_400_000_000
-#: Keys per round trip where many records are read.
+#: Entries per round trip where many are registered.
 _CHUNK = 200
+#: How long a slot that no worker has begun, or that waits for its retry or its next attempt, counts as unfinished, in ms.
+_UNSTARTED = 3_600_000
 
 _APP_ATTRIBUTE = "_leaderbeat_ledger"
 
@@ -37,112 +36,8 @@ class NotLeading(Exception):
     """A script found that the term no longer holds the lease; it has written nothing."""
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A slot to be claimed."""
-
-    key: str
-    entry: str
-    slot: datetime
-    fingerprint: str
-    task: str
-    task_id: str
-    prefer: str
-    ttl: float
-    attempt: int = 1
-
-
-@dataclass(frozen=True)
-class SlotRecord:
-    """One slot's record. Times are Unix seconds by the server's clock, None where nothing happened yet."""
-
-    key: str
-    state: str
-    entry: str
-    slot: datetime
-    epoch: int
-    batch: str
-    attempt: int
-    task_id: str
-    prefer: str
-    reason: str
-    worker: str
-    run: str
-    claimed_at: float | None
-    sent_at: float | None
-    started_at: float | None
-    finished_at: float | None
-
-    @classmethod
-    def read(cls, key: str, table: Mapping[str, str]) -> SlotRecord:
-        """Read a record's hash."""
-
-        def instant(field: str) -> float | None:
-            return int(table[field]) / 1000 if field in table else None
-
-        return cls(
-            key=key,
-            state=table["state"],
-            entry=table.get("entry", ""),
-            slot=slot_from_us(int(table.get("slot", "0"))),
-            epoch=int(table.get("epoch", "0")),
-            batch=table.get("batch", ""),
-            attempt=int(table.get("attempt", "1")),
-            task_id=table.get("task_id", ""),
-            prefer=table.get("prefer", "missed"),
-            reason=table.get("reason", ""),
-            worker=table.get("worker", ""),
-            run=table.get("run", ""),
-            claimed_at=instant("claimed_at"),
-            sent_at=instant("sent_at"),
-            started_at=instant("started_at"),
-            finished_at=instant("finished_at"),
-        )
-
-
-@dataclass(frozen=True)
-class EntryRecord:
-    """What is kept of an entry: its last decided slot, its schedule's fingerprint, and totals."""
-
-    slot: datetime
-    fingerprint: str
-    count: int
-    missed: int
-    removed: bool
-
-    @classmethod
-    def read(cls, text: str) -> EntryRecord:
-        """Read an entry's JSON."""
-        data = json.loads(text)
-        return cls(
-            slot=slot_from_us(int(data["slot"])),
-            fingerprint=str(data["fingerprint"]),
-            count=int(data.get("count", 0)),
-            missed=int(data.get("missed", 0)),
-            removed="removed" in data,
-        )
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What `begin` decided: run, refuse (with the reason), or put off (for so many seconds).
-
-    `new`: the slot runs, and the ledger had no record of it.
-    """
-
-    kind: Literal["run", "refuse", "put_off"]
-    reason: str = ""
-    seconds: float = 0.0
-    new: bool = False
-
-
-class Ledger:
+class Ledger(LedgerReader):
     """The slots' records under one key prefix, over one connection."""
-
-    def __init__(self, settings: Settings, timeout: float = 5.0) -> None:
-        self.settings = settings
-        self.store = Store(settings, timeout)
-        self._keys = self.store.keys
 
     @classmethod
     def for_app(cls, app: Any) -> Ledger:
@@ -168,12 +63,13 @@ class Ledger:
         """
         now_us = slot_to_us(now)
         limits = [str(now_us), str(now_us + _HORIZON), str(now_us - _REMOVED_LIFETIME)]
-        stored = self.entries()
+        stored, defined = self.entries(), self.store.fields(self._keys.definitions)
         found = {name: ("kept", stored[name].slot) for name in fingerprints if name in stored}
         pairs = [
             (name, fingerprint)
             for name, fingerprint in fingerprints.items()
             if name not in stored
+            or name not in defined
             or stored[name].fingerprint != fingerprint
             or stored[name].removed
             or slot_to_us(stored[name].slot) > now_us + _HORIZON
@@ -184,7 +80,12 @@ class Ledger:
             answer = self._leading(
                 self.store.run(
                     "register",
-                    [self._keys.lease, self._keys.entries],
+                    [
+                        self._keys.lease,
+                        self._keys.entries,
+                        self._keys.definitions,
+                        *(self._keys.unsent(name) for name, _ in chunk),
+                    ],
                     [term.value, *limits, *(text for pair in chunk for text in pair)],
                 )
             )
@@ -193,34 +94,41 @@ class Ledger:
         return found
 
     def claim(self, term: Term, batch: str, claims: Sequence[Claim]) -> list[str]:
-        """Claim slots; for each `"claimed"`, or why not. The same `batch` may ask again.
+        """Claim slots; for each `"claimed"`, or why not (see `claim.lua`). The same `batch` may ask again.
 
         Raises:
             NotLeading: the lease is gone; nothing was claimed.
             StoreUnavailable: no answer; ask again with the same batch.
         """
-        keys = [self._keys.lease, self._keys.entries, self._keys.unfinished, self._keys.counts]
-        items = [
-            json.dumps(
-                {
-                    "key": claim.key,
-                    "entry": claim.entry,
-                    "slot": str(slot_to_us(claim.slot)),
-                    "fingerprint": claim.fingerprint,
-                    "task": claim.task,
-                    "task_id": claim.task_id,
-                    "attempt": claim.attempt,
-                    "prefer": claim.prefer,
-                    "ttl": round(claim.ttl * 1000),
-                }
-            )
-            for claim in claims
-        ]
-        answer = self.store.run(
-            "claim",
-            [*keys, *(self._keys.slot(claim.key) for claim in claims)],
-            [term.value, term.epoch, batch, *items],
-        )
+        own = self._keys
+        keys = [own.lease, own.entries, own.unfinished, own.counts, own.paused]
+        keys += [own.slot(claim.key) for claim in claims]
+        items = []
+        for claim in claims:
+            item: dict[str, Any] = {
+                "key": claim.key,
+                "entry": claim.entry,
+                "slot": str(slot_to_us(claim.slot)),
+                "fingerprint": claim.fingerprint,
+                "task": claim.task,
+                "task_id": claim.task_id,
+                "attempt": claim.attempt,
+                "prefer": claim.prefer,
+                "ttl": round(claim.ttl * 1000),
+                "on_crash": claim.on_crash,
+                "max_attempts": claim.max_attempts,
+                "overlap": claim.overlap,
+                "request": claim.request,
+                "force": claim.force,
+            }
+            if claim.overlap != "allow":
+                keys.append(own.unsent(claim.entry))
+                item["unsent"] = len(keys)
+                item["earlier"] = [len(keys) + 1 + i for i in range(len(claim.earlier))]
+                item["unstarted"] = min(round(claim.unstarted * 1000), _UNSTARTED)
+                keys += map(own.slot, claim.earlier)
+            items.append(json.dumps(item))
+        answer = self.store.run("claim", keys, [term.value, term.epoch, batch, *items])
         return [str(text) for text in self._leading(answer)]
 
     def confirm(self, epoch: int, batch: str, outcomes: Mapping[str, str]) -> list[str]:
@@ -252,9 +160,10 @@ class Ledger:
         )
         return [str(text) for text in self._leading(answer)]
 
-    def miss(
+    def write_off(
         self,
         term: Term,
+        state: str,
         entry: str,
         oldest: datetime,
         newest: datetime,
@@ -265,15 +174,16 @@ class Ledger:
     ) -> int:
         """Decide that `count` slots will never be sent; `returned` names those that have records.
 
-        Returns how many became missed by this call.
+        `state` is `"missed"`, or `"skipped"` where that is on purpose. Returns how many got that end by this call.
 
         Raises:
             NotLeading: the lease is gone; nothing was written.
         """
-        keys = [self._keys.lease, self._keys.entries, self._keys.unfinished, self._keys.counts]
+        own = self._keys
+        keys = [own.lease, own.entries, own.unfinished, own.counts, own.unsent(entry)]
         answer = self.store.run(
-            "miss",
-            [*keys, *map(self._keys.slot, returned)],
+            "write_off",
+            [*keys, *map(own.slot, returned)],
             [
                 term.value,
                 term.epoch,
@@ -283,29 +193,29 @@ class Ledger:
                 count,
                 reason[:500],
                 fingerprint,
+                state,
             ],
         )
         return int(self._leading(answer)[0])
 
+    def crash(self, term: Term, keys: Sequence[str]) -> list[str]:
+        """Decide what becomes of running slots whose run lease is over. Returns the states (see `crash.lua`).
+
+        Raises:
+            NotLeading: the lease is gone; nothing was written.
+        """
+        own = self._keys
+        answer = self.store.run(
+            "crash",
+            [own.lease, own.unfinished, own.counts, *map(own.slot, keys)],
+            [term.value, _UNSTARTED, *keys],
+        )
+        return [str(text) for text in self._leading(answer)]
+
     def unfinished(self) -> list[SlotRecord | str]:
-        """Slots that a leader has to look after; a bare tick key where the record is gone or unreadable."""
-        keys = self.store.members(self._keys.unfinished)
-        found: list[SlotRecord | str] = []
-        for i in range(0, len(keys), _CHUNK):
-            chunk = keys[i : i + _CHUNK]
-            for key, table in zip(chunk, self.store.tables(map(self._keys.slot, chunk)), strict=True):
-                try:
-                    found.append(SlotRecord.read(key, table))
-                except (ValueError, KeyError, OverflowError) as exc:
-                    if table:
-                        logger.error(
-                            "Slot %s: its record can't be read (%r).",
-                            key,
-                            exc,
-                            extra={"action": "record_unreadable", "tick_key": key},
-                        )
-                    found.append(key)
-        return found
+        """Slots that a leader has to look after now; a bare tick key where the record is gone or unreadable."""
+        keys = self.store.due_members(self._keys.unfinished)
+        return [record or key for key, record in self.slots(keys).items()]
 
     # -- the worker's side ---------------------------------------------------------------------------------
 
@@ -331,7 +241,13 @@ class Ledger:
         """
         answer = self.store.run(
             "begin",
-            [self._keys.slot(stamp.key), self._keys.epoch, self._keys.observed, self._keys.counts],
+            [
+                self._keys.slot(stamp.key),
+                self._keys.epoch,
+                self._keys.observed,
+                self._keys.counts,
+                self._keys.unfinished,
+            ],
             [
                 run,
                 stamp.epoch,
@@ -356,10 +272,15 @@ class Ledger:
             return Verdict("put_off", seconds=int(answer[1]) / 1000)
         return Verdict("run", new=not answer[1])
 
-    def finish(self, key: str, run: str, state: str, reason: str = "") -> bool:
-        """Record how the run ended (`done`, `failed`, `retrying`); False if it no longer held the slot."""
+    def finish(self, key: str, run: str, state: str, reason: str = "", retry_in: float = 0.0) -> bool:
+        """Record how the run ended (`done`, `failed`, `retrying`); False if it no longer held the slot.
+
+        `retry_in`: seconds until the retry is due.
+        """
         answer = self.store.run(
-            "finish", [self._keys.slot(key), self._keys.counts], [run, state, reason[:500]]
+            "finish",
+            [self._keys.slot(key), self._keys.counts, self._keys.unfinished],
+            [run, state, reason[:500], round(retry_in * 1000) + _UNSTARTED],
         )
         return bool(answer[0])
 
@@ -367,48 +288,11 @@ class Ledger:
         """Extend the run leases of `runs` (tick key -> run); for each whether it still holds its slot."""
         keys = list(runs)
         answer = self.store.run(
-            "renew_run", list(map(self._keys.slot, keys)), [round(run_lease * 1000), *runs.values()]
+            "renew_run",
+            [self._keys.unfinished, *map(self._keys.slot, keys)],
+            [round(run_lease * 1000), *runs.values()],
         )
         return {key: bool(held) for key, held in zip(keys, answer, strict=True)}
-
-    # -- reading -------------------------------------------------------------------------------------------
-
-    def slot(self, key: str) -> SlotRecord | None:
-        """The record of a slot, by its tick key; None if there is none (any more)."""
-        table = self.store.table(self._keys.slot(key))
-        return SlotRecord.read(key, table) if "state" in table else None
-
-    def entries(self) -> dict[str, EntryRecord]:
-        """What is kept of every entry."""
-        found = {}
-        for name, text in self.store.table(self._keys.entries).items():
-            try:
-                found[name] = EntryRecord.read(text)
-            except (ValueError, TypeError, KeyError, OverflowError) as exc:
-                logger.error(
-                    "Entry %r: what the ledger keeps of it can't be read (%r); it counts from now.",
-                    name,
-                    exc,
-                    extra={"action": "entry_unreadable", "entry": name},
-                )
-        return found
-
-    def leader(self) -> Term | None:
-        """The term that the lease names now; None if nobody leads."""
-        value = self.store.text(self._keys.lease)
-        return None if value is None else Term.read(value)
-
-    def counts(self) -> dict[str, int]:
-        """Totals since the prefix was first used: claimed, sent, started, done, failed, refused, missed, …"""
-        return {name: int(text) for name, text in self.store.table(self._keys.counts).items()}
-
-    def replicas(self) -> list[str]:
-        """The holders seen lately."""
-        return self.store.members(self._keys.replicas)
-
-    def close(self) -> None:
-        """Close the connection. Never raises."""
-        self.store.close()
 
     @staticmethod
     def _leading(answer: list[Any]) -> list[Any]:

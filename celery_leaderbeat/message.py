@@ -14,7 +14,7 @@ from celery.beat import BeatLazyFunc
 from celery_leaderbeat.plan import POLICY_OPTION, Plan
 from celery_leaderbeat.tick import Stamp, task_id, tick_key
 
-__all__ = ["Message", "Outcome", "build_message", "expired_before"]
+__all__ = ["Message", "Outcome", "build_message", "seconds_until"]
 
 #: Options of an entry that this package sets itself: a publish is tried once, and the slot names the task.
 _OURS = (POLICY_OPTION, "producer", "retry", "retry_policy", "task_id")
@@ -56,7 +56,10 @@ class Message:
         handling: the right to decide about the message: to publish it, or to give its slot back.
         sending: the right to let its bytes leave. Whoever gave up on the publishing thread takes it, and then
             knows that the message stays unsent; or can't, and then the outcome is unknown.
+        request: the id of the request that asked for the slot, empty if it is simply due.
+        force: send it, whatever became of it before.
         outcome: what became of it, None until that is known.
+        held: its slot couldn't be claimed now, and nothing is decided about it.
         settled: the ledger has been told, or will be.
     """
 
@@ -69,7 +72,10 @@ class Message:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     options: dict[str, Any]
+    request: str = ""
+    force: bool = False
     outcome: Outcome | None = None
+    held: bool = False
     settled: bool = False
     handling: _Right = field(default_factory=_Right)
     sending: _Right = field(default_factory=_Right)
@@ -80,7 +86,15 @@ class Message:
         return self.stamp.key
 
 
-def build_message(plan: Plan, slot: datetime, epoch: int, prefix: str, attempt: int = 1) -> Message:
+def build_message(
+    plan: Plan,
+    slot: datetime,
+    epoch: int,
+    prefix: str,
+    attempt: int = 1,
+    request: str = "",
+    force: bool = False,
+) -> Message:
     """The message for a slot under an epoch. The entry's own dicts are copied, not touched.
 
     Raises whatever the entry's lazy arguments raise.
@@ -102,29 +116,31 @@ def build_message(plan: Plan, slot: datetime, epoch: int, prefix: str, attempt: 
         args=tuple(_evaluated(value) for value in entry.args or ()),
         kwargs={name: _evaluated(value) for name, value in (entry.kwargs or {}).items()},
         options=options,
+        request=request,
+        force=force,
     )
 
 
-def expired_before(expires: Any, now: datetime) -> bool:
-    """Whether a message with this `expires` option would be expired when it is sent at `now`.
+def seconds_until(expires: Any, now: datetime) -> float | None:
+    """Seconds from `now` until a message with this `expires` option expires; None if it doesn't.
 
     Numbers are seconds from the send, naive times are in UTC, as Celery reads them; what Celery would refuse is
     left to it.
     """
     if isinstance(expires, timedelta):
-        expires = expires.total_seconds()
+        return expires.total_seconds()
     if isinstance(expires, (int, float)):
-        return not isinstance(expires, bool) and expires <= 0
+        return None if isinstance(expires, bool) else float(expires)
     if isinstance(expires, str):
         try:
             expires = datetime.fromisoformat(expires.replace("Z", "+00:00"))
         except ValueError:
-            return False
+            return None
     if not isinstance(expires, datetime):
-        return False
+        return None
     if expires.tzinfo is None:
         expires = expires.replace(tzinfo=timezone.utc)
-    return bool(expires <= now)
+    return float((expires - now).total_seconds())
 
 
 def _evaluated(value: Any) -> Any:

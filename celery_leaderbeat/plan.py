@@ -1,21 +1,60 @@
-"""The plan of one entry: its schedule, its policy, and where it stands while this replica leads. Pure."""
+"""The plan of one entry: its schedule, its policy, and where it stands while this replica leads. Pure.
+
+Slots come to be decided in two ways. Fresh ones are what the schedule gives after the last decided slot, each
+once it is time to send it. The others are given back: claimed before and known to be unsent, or *owed*, which
+is what died in mid-run and is to be run again (attempt 2 and later), and what somebody asked for (a request).
+
+What is owed is no part of the sequence of fresh slots. It is sent before them, without regard to catch_up,
+lookback, deadline and jitter, never before its nominal time, and moves nothing on. A pause holds back what is
+to be run again, and lets through what was asked for.
+
+Where slots of the entry queue (`overlap`), one that was given back is one that waits: it keeps its place
+whatever the lookback, and fresh ones are decided beside it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import heapq
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
+from itertools import chain
 from typing import Any
 
-from celery_leaderbeat.policy import Miss, Policy, Send, decide, reason_to_skip
-from celery_leaderbeat.timeline import backlog, next_slot, slots_between
+from celery_leaderbeat.pauses import Pauses
+from celery_leaderbeat.policy import Decision, Due, Miss, Policy, Send, decide, send_time
+from celery_leaderbeat.timeline import backlog, next_slot, slots_after
 
-__all__ = ["ASK_AGAIN_AFTER", "POLICY_OPTION", "Plan"]
+__all__ = ["ASK_AGAIN_AFTER", "POLICY_OPTION", "Plan", "Returned"]
 
 #: The key of an entry's `options` that holds its policy. Celery's own beat never looks at it.
 POLICY_OPTION = "leaderbeat"
 #: A schedule that failed is asked again after this time.
 ASK_AGAIN_AFTER = timedelta(minutes=1)
+#: Slots that a pause holds back are looked at again after this time.
+_HELD_FOR = timedelta(seconds=1)
+#: A slot that has to wait for another one of its entry is tried again after this time.
+_WAIT = timedelta(seconds=0.5)
+
+
+@dataclass(frozen=True)
+class Returned:
+    """How a slot that was given back is to be sent.
+
+    Attributes:
+        attempt: which attempt at the slot it will be; 1 at first.
+        request: the id of the request that asked for it, else empty.
+    """
+
+    attempt: int = 1
+    request: str = ""
+
+    @property
+    def owed(self) -> bool:
+        """Whether the slot is to be sent whatever catch_up, lookback and deadline say."""
+        return self.attempt > 1 or bool(self.request)
 
 
 @dataclass
@@ -23,7 +62,7 @@ class Plan:
     """One entry, and its slots that are still to be decided.
 
     `last` is the slot that was decided last, `next` the one after it (None: there is none any more), and
-    `returned` holds slots that were to be sent and are known to be unsent.
+    `returned` holds slots that were to be sent and are known to be unsent, oldest first.
     """
 
     name: str
@@ -33,83 +72,205 @@ class Plan:
     policy: Policy
     last: datetime | None = None
     next: datetime | None = None
-    returned: list[datetime] = field(default_factory=list)
+    returned: dict[datetime, Returned] = field(default_factory=dict)
     failure: Exception | None = None
     failures: int = 0
     _doomed: dict[datetime, str] = field(default_factory=dict)
     _postponed: datetime | None = None
+    # When `next` is to be sent.
+    _next_at: datetime | None = None
+    # Owed slots later than `last` that are decided: the schedule may have them too.
+    _ahead: set[datetime] = field(default_factory=set)
+    _others_first: bool = False
 
     def start(self, last: datetime) -> None:
         """Go on after the slot `last`. Raises what the schedule raises."""
         self.last = last
-        self.returned = []
+        self.returned = {}
         self.failures = 0
         self._doomed = {}
         self._postponed = None
-        self.next = next_slot(self.schedule, last)
+        self._ahead = set()
+        self._others_first = False
+        self._look_ahead()
 
     @property
     def when(self) -> datetime | None:
         """When this entry has to be looked at; None if never."""
         if self._postponed is not None:
             return self._postponed
-        return self.returned[0] if self.returned else self.next
+        oldest = next(iter(self.returned), None)
+        if oldest is None or self._next_at is None:
+            return oldest or self._next_at
+        return min(oldest, self._next_at)
 
-    def decide(self, now: datetime, led_since: datetime) -> list[Send | Miss]:
-        """What becomes of the slots that are due at `now`, oldest first. Raises what the schedule raises."""
+    def decide(self, now: datetime, led_since: datetime, pauses: Pauses | None = None) -> list[Decision]:
+        """What becomes of the slots that are due at `now`: first what is owed, then the others, oldest first.
+
+        Where slots of the entry mustn't overlap there is one `Send` at most, the last item: what comes after
+        it is decided in the next call. Where all that is due is held back by a pause, the plan is postponed.
+        Raises what the schedule raises.
+        """
         if self.last is None:
             return []
         if self._postponed is not None:
-            self.next = next_slot(self.schedule, self.last)
+            self._look_ahead()
             self._postponed = None
-        due: Iterable[datetime] = ()
-        returned = tuple(self.returned)
-        skipped: list[Send | Miss] = []
-        if self.next is not None and self.next <= now:
-            after = self.last
-            long = backlog(self.schedule, after, now, self.policy.lookback)
-            if long is not None:
-                # However many there are: all but the newest are missed, with what was given back before them.
-                first, after, count = long
-                reason = reason_to_skip(self.policy, after, led_since, now)
-                skipped = [Miss(min((first, *returned)), after, count + len(returned), reason, returned)]
-                returned = ()
-            due = slots_between(self.schedule, after, now)
-        decisions = decide(self.policy, due, led_since=led_since, now=now, returned=returned)
-        return [*skipped, *(self._unless_doomed(decision) for decision in decisions)]
+        decisions: list[Decision] = []
+        for decision in self._decisions(now, led_since, pauses or Pauses()):
+            decisions.append(self._unless_doomed(decision))
+            if self.policy.overlap != "allow" and isinstance(decisions[-1], Send):
+                break
+        if not decisions and self.when is not None and self.when <= now:
+            self.postpone(now + _HELD_FOR)
+        return decisions
 
     def advance(self, slot: datetime) -> None:
         """`slot` is decided. A schedule that fails here is asked again later; `failure` holds what it raised."""
-        if slot in self.returned:
-            self.returned.remove(slot)
-        if self._doomed:
-            self._doomed = {s: r for s, r in self._doomed.items() if s > slot or s in self.returned}
-        if self.last is None or slot > self.last:
+        back = self.returned.pop(slot, None)
+        self._doomed.pop(slot, None)
+        if self.last is not None and slot <= self.last:
+            return
+        if back is not None and back.owed:
+            self._ahead.add(slot)
+        elif slot not in self._ahead:
             self.last = slot
-            try:
-                self.next = next_slot(self.schedule, slot)
-            except Exception as exc:  # noqa: BLE001  # a user's schedule may raise anything
-                self.next = None
-                self.failure = exc
-                self.postpone(slot + ASK_AGAIN_AFTER)
+            self._doomed = {s: r for s, r in self._doomed.items() if s > slot or s in self.returned}
+        try:
+            self._look_ahead()
+        except Exception as exc:  # noqa: BLE001  # a user's schedule may raise anything
+            self.next = self._next_at = None
+            self.failure = exc
+            self.postpone(slot + ASK_AGAIN_AFTER)
 
     def postpone(self, until: datetime) -> None:
         """Look at this entry again at `until`; what is due stays due."""
         self._postponed = until
 
-    def give_back(self, slot: datetime) -> None:
-        """`slot` is to be sent again."""
-        if slot not in self.returned:
-            self.returned.append(slot)
-            self.returned.sort()
+    def wait(self, slot: datetime, now: datetime) -> None:
+        """`slot` can't be sent while another one is unfinished: look again soon.
+
+        If it had been given back, the next call of `decide` gives fresh slots their turn first: they have to
+        be skipped in their own time.
+        """
+        self._others_first = slot in self.returned
+        self.postpone(now + _WAIT)
+
+    def give_back(self, slot: datetime, attempt: int = 1, request: str = "") -> None:
+        """`slot` is to be sent again: as this attempt, and for the request with this id if there is one.
+
+        Of two things that are known of one slot the later attempt counts, and of the same attempt the request.
+        """
+        known = self.returned.get(slot)
+        if known is not None and (known.attempt, known.request != "") > (attempt, request != ""):
+            return
+        in_place = known is not None or not self.returned or slot > next(reversed(self.returned))
+        self.returned[slot] = Returned(attempt, request)
+        if not in_place:
+            self.returned = dict(sorted(self.returned.items()))
 
     def doom(self, slot: datetime, reason: str) -> None:
         """`slot` can't be sent: it will be missed for this reason."""
         self._doomed[slot] = reason
 
-    def _unless_doomed(self, decision: Send | Miss) -> Send | Miss:
-        if isinstance(decision, Miss) or decision.slot not in self._doomed:
+    def _decisions(self, now: datetime, led_since: datetime, pauses: Pauses) -> Iterator[Decision]:
+        judge = partial(decide, led_since=led_since, now=now, pauses=pauses)
+        owed = self._owed(now, held=pauses.in_force(now) is not None)
+        came_back, fresh = self._came_back(now), self._fresh(now, pauses)
+        if self.policy.overlap == "queue":
+            # What waits for its turn doesn't give way to newer slots.
+            patient = replace(self.policy, lookback=sys.maxsize)
+            turns = [chain(owed, _lazily(judge, patient, came_back)), _lazily(judge, self.policy, fresh)]
+        else:
+            turns = [owed, _lazily(judge, self.policy, heapq.merge(came_back, fresh))]
+        if self._others_first:
+            self._others_first = False
+            turns.reverse()
+        return chain.from_iterable(turns)
+
+    def _owed(self, now: datetime, held: bool) -> Iterator[Decision]:
+        for slot, back in self.returned.items():
+            if slot > now:
+                return
+            if back.owed and (back.request or not held or slot in self._doomed):
+                yield Send(slot, back.attempt, back.request)
+
+    def _came_back(self, now: datetime) -> Iterator[Due]:
+        for slot, back in self.returned.items():
+            if slot > now:
+                return
+            if not back.owed:
+                yield Due(slot, self._at(slot), returned=True)
+
+    def _fresh(self, now: datetime, pauses: Pauses) -> Iterator[Due]:
+        """What the schedule gives after the last decided slot, as far as it is time to send it."""
+        if self.last is None or self._next_at is None or self._next_at > now:
+            return
+        after = self.last
+        known = {slot for slot in (*self.returned, *self._ahead) if slot > after}
+        run = None if known else self._run(after, self._next_at, now, pauses)
+        if run is not None:
+            # However many there are: all but the newest of a long backlog share one verdict.
+            yield run
+            after = run.slot
+        for slot, at in self._times(after):
+            if at > now:
+                return
+            if slot not in known:
+                yield Due(slot, at)
+
+    def _run(self, after: datetime, first_at: datetime, now: datetime, pauses: Pauses) -> Due | None:
+        """The slots of a long backlog that are unsent in any case, counted without a walk; None if none are."""
+        # With jitter the newest slot may still have to wait for its time.
+        keep = 1 if self.policy.jitter else 0
+        touching = pauses.touching(first_at, now)
+        if not touching:
+            keep += self.policy.lookback
+        elif not touching[0].covers(now):
+            # Some are paused and some aren't. (Where the first is in force, it is the reason for all.)
+            return None
+        found = backlog(self.schedule, after, now, keep)
+        if found is None:
+            return None
+        first, newest, count = found
+        return Due(newest, self._at(newest), first=first, number=count)
+
+    def _times(self, after: datetime) -> Iterator[tuple[datetime, datetime]]:
+        """The slots after `after`, each with the time at which it is to be sent."""
+        slots = slots_after(self.schedule, after)
+        if not self.policy.jitter:
+            yield from ((slot, slot) for slot in slots)
+            return
+        slot = next(slots, None)
+        while slot is not None:
+            following = next(slots, None)
+            yield slot, send_time(self.name, slot, following, self.policy.jitter)
+            slot = following
+
+    def _at(self, slot: datetime) -> datetime:
+        following = next_slot(self.schedule, slot) if self.policy.jitter else None
+        return send_time(self.name, slot, following, self.policy.jitter)
+
+    def _look_ahead(self) -> None:
+        """Find the next slot; owed ones that are decided already are passed over."""
+        if self.last is None:
+            return
+        self.next = self._next_at = None
+        for slot, at in self._times(self.last):
+            if slot not in self._ahead:
+                self.next, self._next_at = slot, at
+                break
+            self.last = slot
+        self._ahead = {slot for slot in self._ahead if slot > self.last}
+
+    def _unless_doomed(self, decision: Decision) -> Decision:
+        if not isinstance(decision, Send) or decision.slot not in self._doomed:
             return decision
         slot = decision.slot
         returned = (slot,) if slot in self.returned else ()
         return Miss(slot, slot, 1, self._doomed[slot], returned)
+
+
+def _lazily(judge: Callable[..., list[Decision]], policy: Policy, due: Iterable[Due]) -> Iterator[Decision]:
+    """The decisions, made once somebody asks for the first."""
+    yield from judge(policy, due)

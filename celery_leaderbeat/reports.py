@@ -1,4 +1,4 @@
-"""Saying that slots are missed: one WARNING and one signal per entry and range."""
+"""Saying what becomes of slots that aren't sent: a log line and a signal for each entry and range."""
 
 from __future__ import annotations
 
@@ -6,25 +6,68 @@ import logging
 from datetime import datetime
 from typing import Any
 
-from celery_leaderbeat.signals import slots_missed
+from celery_leaderbeat.signals import slots_missed, slots_skipped
 from celery_leaderbeat.tick import slot_text
 
-__all__ = ["report_missed"]
+__all__ = ["Reports"]
 
 logger = logging.getLogger(__name__)
 
 
-def report_missed(app: Any, entry: str, first: datetime, last: datetime, count: int, reason: str) -> None:
-    """Say that `count` slots of an entry, from `first` to `last`, are missed, and why."""
+class Reports:
+    """What one beat has to say about slots.
+
+    Parameters:
+        app: the sender of the signals.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._skipping: dict[str, str] = {}
+
+    def missed(
+        self, entry: str, first: datetime, last: datetime, count: int, reason: str, prefer: str = "missed"
+    ) -> None:
+        """`count` slots of an entry, from `first` to `last`, are missed.
+
+        An entry that prefers a duplicate doesn't raise an alarm for gaps: a line at INFO, and no signal.
+        """
+        alarm = prefer != "duplicate"
+        logger.log(
+            logging.WARNING if alarm else logging.INFO,
+            "Entry %r: %s missed: %s.",
+            entry,
+            _range(first, last, count),
+            reason,
+            extra={"action": "missed", "entry": entry, "count": count, "reason": reason},
+        )
+        if alarm:
+            slots_missed.send_robust(
+                sender=self._app, entry=entry, first=first, last=last, count=count, reason=reason
+            )
+
+    def skipped(self, entry: str, first: datetime, last: datetime, count: int, reason: str) -> None:
+        """`count` slots are skipped. Where that goes on for the same reason, the further lines are at DEBUG."""
+        goes_on = self._skipping.get(entry) == reason
+        self._skipping[entry] = reason
+        logger.log(
+            logging.DEBUG if goes_on else logging.INFO,
+            "Entry %r: %s skipped: %s.",
+            entry,
+            _range(first, last, count),
+            reason,
+            extra={"action": "skipped", "entry": entry, "count": count, "reason": reason},
+        )
+        slots_skipped.send_robust(
+            sender=self._app, entry=entry, first=first, last=last, count=count, reason=reason
+        )
+
+    def sent(self, entry: str) -> None:
+        """A slot of the entry is sent: skipping is over."""
+        self._skipping.pop(entry, None)
+
+
+def _range(first: datetime, last: datetime, count: int) -> str:
     if count == 1:
-        what = f"the slot {slot_text(last)} is missed"
-    else:
-        what = f"{count} slots from {slot_text(first)} to {slot_text(last)} are missed"
-    logger.warning(
-        "Entry %r: %s: %s.",
-        entry,
-        what,
-        reason,
-        extra={"action": "missed", "entry": entry, "count": count, "reason": reason},
-    )
-    slots_missed.send_robust(sender=app, entry=entry, first=first, last=last, count=count, reason=reason)
+        return f"the slot {slot_text(last)} is"
+    return f"{count} slots from {slot_text(first)} to {slot_text(last)} are"

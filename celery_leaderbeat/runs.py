@@ -8,6 +8,7 @@ import os
 import threading
 import uuid
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
@@ -75,11 +76,11 @@ class Runs:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._renew, name="leaderbeat-runs", daemon=True)
                 self._thread.start()
-        state, reason = "done", ""
+        state, reason, retry_in = "done", "", 0.0
         try:
             yield
         except Retry as exc:
-            state, reason = "retrying", str(exc)
+            state, reason, retry_in = "retrying", str(exc), self._until(exc.when)
             raise
         except Ignore:
             raise
@@ -97,7 +98,15 @@ class Runs:
         finally:
             self._forget(key, run)
             if state:
-                self._finish(key, run, state, reason)
+                self._finish(key, run, state, reason, retry_in)
+
+    def _until(self, when: Any) -> float:
+        """Seconds until a retry that is due `when`: a number of seconds, a time, or None."""
+        if isinstance(when, datetime):
+            # Celery reads naive times as UTC.
+            aware = when if when.tzinfo is not None else when.replace(tzinfo=timezone.utc)
+            when = aware.timestamp() - self._clock.wall()
+        return max(float(when), 0.0) if isinstance(when, (int, float)) else 0.0
 
     def _forget(self, key: str, run: str) -> None:
         with self._lock:
@@ -137,7 +146,7 @@ class Runs:
                         extra={"action": "run_superseded", "tick_key": key},
                     )
 
-    def _finish(self, key: str, run: str, state: str, reason: str) -> None:
+    def _finish(self, key: str, run: str, state: str, reason: str, retry_in: float) -> None:
         """Record the end; where Redis doesn't answer, try for as long as the run lease lasts.
 
         A run whose end isn't recorded looks like one whose worker died, so the end is worth some patience. The
@@ -146,7 +155,7 @@ class Runs:
         deadline, wait = self._clock.monotonic() + self.lease, 0.1
         while True:
             try:
-                held = self.ledger.finish(key, run, state, reason)
+                held = self.ledger.finish(key, run, state, reason, retry_in)
             except StoreUnavailable as exc:
                 if self._clock.monotonic() < deadline:
                     self._clock.sleep(wait)

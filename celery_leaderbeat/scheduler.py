@@ -151,7 +151,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
             return _STANDBY_TICK
 
     def _start(self) -> _Running:
-        plans = load_plans(self.schedule, self._settings.policy, self.app.conf.beat_cron_starting_deadline)
+        deadline = self.app.conf.beat_cron_starting_deadline
+        plans = load_plans(self.schedule, self._settings.policy, deadline, self.app.tasks)
         return _Running(self.app, self._settings, plans, self._clock)
 
     # -- the end -------------------------------------------------------------------------------------------

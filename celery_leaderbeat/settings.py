@@ -16,7 +16,7 @@ from typing import Any
 from celery_leaderbeat._conf import Source, stray_settings
 from celery_leaderbeat._redis_conf import find_redis, redis_options
 from celery_leaderbeat.errors import SettingsError
-from celery_leaderbeat.policy import validate_defaults
+from celery_leaderbeat.policy_options import validate_defaults
 from celery_leaderbeat.redis_url import RedisTarget
 
 __all__ = ["NOT_YET", "Settings", "unknown_settings"]
@@ -24,10 +24,11 @@ __all__ = ["NOT_YET", "Settings", "unknown_settings"]
 logger = logging.getLogger(__name__)
 
 #: Names that are reserved for features of a later version; setting them is warned about.
-NOT_YET = ("dispatch_threads", "events", "http", "min_replicas", "release")
+NOT_YET = ("dispatch_threads", "http", "min_replicas", "release")
 
 _NAMES = (
     "clock",
+    "events",
     "fast_failover",
     "key_prefix",
     "lease_ttl",
@@ -68,6 +69,7 @@ class Settings:
         policy: the defaults for the policies of all entries.
         slot_retention: how long the record of a slot is kept at least.
         clock: `"redis"` or `"local"`: whose time decides when a slot is due.
+        events: how many events are kept, about; 0 for none.
         origins: name -> where the value came from: `"default"`, the setting as it was spelled, or
             `"broker_url"`, `"broker_write_url"`, `"result_backend"`.
     """
@@ -85,6 +87,7 @@ class Settings:
     policy: Mapping[str, Any]
     slot_retention: float
     clock: str
+    events: int
     origins: Mapping[str, str] = field(repr=False)
 
     @property
@@ -125,6 +128,7 @@ class Settings:
             policy=MappingProxyType(dict(policy)),
             slot_retention=source.seconds("slot_retention", 3600.0),
             clock=source.choice("clock", ("redis", "local"), "redis"),
+            events=source.count("events", 10_000),
             origins=MappingProxyType(source.origins),
         )
         _check_timings(settings, source)
@@ -146,6 +150,7 @@ class Settings:
             "publish timeout": f"{cited('publish_timeout')}, stall timeout {cited('stall_timeout')}",
             "slot retention": cited("slot_retention"),
             "clock": f"{self.clock} ({self.origins['clock']})",
+            "events": f"{self.events} ({self.origins['events']})",
         }
         if self.policy:
             policy = ", ".join(f"{key} {value!r}" for key, value in sorted(self.policy.items()))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -21,6 +22,7 @@ from redis.retry import Retry
 from celery_leaderbeat.errors import StoreError, StoreUnavailable
 from celery_leaderbeat.redaction import without_secrets
 from celery_leaderbeat.settings import Settings
+from celery_leaderbeat.tick import slot_from_us
 
 __all__ = ["Keys", "Look", "Store", "Subscription"]
 
@@ -70,6 +72,26 @@ class Keys:
         return self._key("replicas")
 
     @property
+    def events(self) -> str:
+        return self._key("events")
+
+    @property
+    def definitions(self) -> str:
+        return self._key("definitions")
+
+    @property
+    def paused(self) -> str:
+        return self._key("paused")
+
+    @property
+    def requests(self) -> str:
+        return self._key("requests")
+
+    @property
+    def released(self) -> str:
+        return self._key("released")
+
+    @property
     def wake(self) -> str:
         """Channel: a lease was released."""
         return self._key("wake")
@@ -80,6 +102,10 @@ class Keys:
 
     def slot(self, tick_key: str) -> str:
         return self._key(f"slot:{tick_key}")
+
+    def unsent(self, entry: str) -> str:
+        """The ranges of an entry's slots that were missed or skipped."""
+        return self._key(f"unsent:{entry}")
 
 
 @dataclass(frozen=True)
@@ -101,7 +127,8 @@ class Look:
 
 @cache
 def _source(name: str) -> str:
-    return (resources.files("celery_leaderbeat") / "scripts" / f"{name}.lua").read_text("utf-8")
+    scripts = resources.files("celery_leaderbeat") / "scripts"
+    return "\n".join((scripts / f"{part}.lua").read_text("utf-8") for part in ("_prelude", name))
 
 
 @contextlib.contextmanager
@@ -144,9 +171,10 @@ class Store:
         self._client = _client(settings, timeout)
         self._secrets = _secrets(settings)
         self._scripts: dict[str, Any] = {}
+        self._events_kept = settings.events
 
     def run(self, script: str, keys: Sequence[str], args: Sequence[str | int | float] = ()) -> Any:
-        """Run one of `scripts/`, loading it when the server doesn't know it.
+        """Run one of `scripts/`, loading it when the server doesn't know it. It writes its own events.
 
         Raises:
             StoreUnavailable: no answer; the script may or may not have run.
@@ -156,7 +184,7 @@ class Store:
         if call is None:
             call = self._scripts[script] = self._client.register_script(_source(script))
         with self._translated(f"the script {script}"):
-            return call(keys=keys, args=args)
+            return call(keys=[self.keys.events, *keys], args=[self._events_kept, *args])
 
     def look(self, subscribers_of: str | None = None) -> Look:
         """Look at the lease, the server's clock, and how many subscribe to a channel."""
@@ -177,6 +205,12 @@ class Store:
             return None
         return int(count)
 
+    def now(self) -> datetime:
+        """The server's time, in UTC."""
+        with self._translated("TIME"):
+            seconds, microseconds = self._client.time()
+        return slot_from_us(seconds * 1_000_000 + microseconds)
+
     def text(self, key: str) -> str | None:
         with self._translated(f"GET {key}"):
             value: str | None = self._client.get(key)
@@ -196,10 +230,45 @@ class Store:
             found: list[dict[str, str]] = pipe.execute()
         return found
 
-    def members(self, key: str) -> list[str]:
-        """The members of a sorted set, lowest score first."""
+    def table_of(self, key: str, fields: Sequence[str]) -> dict[str, str]:
+        """These fields of a hash, as far as they are there."""
+        with self._translated(f"HMGET {key}"):
+            values: list[str | None] = self._client.hmget(key, fields)
+        return {field: value for field, value in zip(fields, values, strict=True) if value is not None}
+
+    def fields(self, key: str) -> set[str]:
+        """The names of a hash's fields."""
+        with self._translated(f"HKEYS {key}"):
+            return set(self._client.hkeys(key))
+
+    def drop_field(self, key: str, field: str) -> None:
+        """Take a field out of a hash."""
+        with self._translated(f"HDEL {key}"):
+            self._client.hdel(key, field)
+
+    def members(self, key: str, above: float | None = None) -> list[str]:
+        """The members of a sorted set, lowest score first, or those with a score higher than `above`."""
         with self._translated(f"ZRANGE {key}"):
-            found: list[str] = self._client.zrange(key, 0, -1)
+            if above is None:
+                found: list[str] = self._client.zrange(key, 0, -1)
+            else:
+                found = self._client.zrangebyscore(key, f"({above}", "+inf")
+        return found
+
+    def due_members(self, key: str) -> list[str]:
+        """The members of a sorted set whose score, in ms since the Unix epoch, has come; lowest score first."""
+        with self._translated(f"ZRANGE {key}"), self._client.pipeline(transaction=False) as pipe:
+            pipe.time().zrange(key, 0, -1, withscores=True)
+            (seconds, microseconds), scored = pipe.execute()
+        now = seconds * 1000 + microseconds / 1000
+        return [member for member, score in scored if score <= now]
+
+    def events(self, after: str, most: int) -> list[tuple[str, dict[str, str]]]:
+        """Events later than the id `after` (empty: from the oldest), with their ids; `most` of them."""
+        with self._translated("XRANGE"):
+            found: list[tuple[str, dict[str, str]]] = self._client.xrange(
+                self.keys.events, f"({after}" if after else "-", "+", count=most
+            )
         return found
 
     def announce(self, holder: str, now: float, lifetime: float) -> list[str]:

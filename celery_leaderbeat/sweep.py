@@ -1,4 +1,4 @@
-"""Looking after the slots that earlier leaders claimed and didn't confirm, or gave back."""
+"""Looking after slots: those that earlier leaders claimed and didn't confirm, or gave back, and runs that died."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from celery_leaderbeat.ledger import Ledger, SlotRecord
+from celery_leaderbeat.ledger import Ledger
 from celery_leaderbeat.plan import Plan
-from celery_leaderbeat.reports import report_missed
+from celery_leaderbeat.records import SlotRecord
+from celery_leaderbeat.reports import Reports
+from celery_leaderbeat.signals import run_died, slot_abandoned
 from celery_leaderbeat.term import Term
 
 __all__ = ["Sweep"]
@@ -24,13 +26,15 @@ class Sweep:
     A slot that was given back, or that an older epoch claimed for an entry that prefers a duplicate, is taken
     up again. One that an older epoch claimed for an entry that prefers a missed slot counts as missed, once
     that epoch's leader can't publish it any more: its trust ended before this term began, and what it had
-    under way then is over after the grace.
+    under way then is over after the grace. A run whose lease is over has died: its slot is taken up again as the
+    next attempt (`on_crash: "rerun"`), abandoned, or left to the broker's redelivery.
 
     Parameters:
         app: the sender of signals.
         ledger: where the records are.
         term: the term that sweeps.
         plans: the plans of all entries.
+        reports: says what is missed.
         grace: seconds after the begin of the term.
         taken_up: called with each plan that has got a slot back.
     """
@@ -41,6 +45,7 @@ class Sweep:
         ledger: Ledger,
         term: Term,
         plans: Mapping[str, Plan],
+        reports: Reports,
         grace: float,
         taken_up: Callable[[Plan], None],
     ) -> None:
@@ -48,6 +53,7 @@ class Sweep:
         self._ledger = ledger
         self._term = term
         self._plans = plans
+        self._reports = reports
         self._until = term.since + grace
         self._taken_up = taken_up
         self._doubtful: dict[str, SlotRecord] = {}
@@ -60,21 +66,29 @@ class Sweep:
             StoreError: the ledger doesn't answer; look again.
         """
         settled: list[str] = []
-        for record in self._ledger.unfinished():
-            if isinstance(record, str):
-                settled.append(record)
-            elif record.state == "returned" or (
-                record.state == "claimed" and record.epoch < self._term.epoch and record.prefer == "duplicate"
+        running: list[SlotRecord] = []
+        for found in self._ledger.unfinished():
+            if isinstance(found, str):
+                settled.append(found)
+            elif found.state == "running":
+                running.append(found)
+            elif found.state == "returned" or (
+                found.state == "claimed" and found.epoch < self._term.epoch and found.prefer == "duplicate"
             ):
-                self._inherit(record)
-            elif record.state == "claimed" and record.epoch < self._term.epoch:
-                self._doubtful[record.key] = record
-            elif record.state == "claimed":
+                self._inherit(found, found.attempt)
+            elif found.state == "claimed" and found.epoch < self._term.epoch:
+                self._doubtful[found.key] = found
+            elif found.state == "claimed":
                 # Ours, and no batch is under way while the sweep runs: the claim came to be after its batch was
                 # given up. Nobody will publish it.
-                self._ledger.give_back(record.epoch, record.batch, [record.key], "its claim came too late")
+                self._ledger.give_back(found.epoch, found.batch, [found.key], "its claim came too late")
             else:
-                settled.append(record.key)
+                settled.append(found.key)
+        if running:
+            self._bury(running)
+        return self._doubt(settled)
+
+    def _doubt(self, settled: list[str]) -> bool:
         # What was in doubt stays in doubt here until the answer has been seen: it is reported once.
         keys = [*self._doubtful, *settled]
         if not keys:
@@ -84,16 +98,59 @@ class Sweep:
                 continue
             claim = self._doubtful.pop(key, None)
             if claim is not None and state == "unconfirmed":
-                reason = f"epoch {claim.epoch} claimed it and was gone before it confirmed it"
-                report_missed(self._app, claim.entry, claim.slot, claim.slot, 1, reason)
+                reason = f"unconfirmed: epoch {claim.epoch} claimed it and was gone before it confirmed it"
+                self._reports.missed(claim.entry, claim.slot, claim.slot, 1, reason)
         return bool(self._doubtful)
 
-    def _inherit(self, record: SlotRecord) -> None:
+    def _bury(self, running: list[SlotRecord]) -> None:
+        """Decide about runs whose lease is over."""
+        keys = [record.key for record in running]
+        for record, state in zip(running, self._ledger.crash(self._term, keys), strict=True):
+            if state not in ("returned", "abandoned", "died"):
+                continue
+            following = {"returned": "rerun", "abandoned": "abandoned", "died": "redelivery"}[state]
+            told = {"key": record.key, "entry": record.entry, "slot": record.slot, "attempt": record.attempt}
+            run_died.send_robust(sender=self._app, worker=record.worker, next=following, **told)
+            extra = {
+                "action": following,
+                "entry": record.entry,
+                "tick_key": record.key,
+                "worker": record.worker,
+            }
+            if state == "returned":
+                logger.warning(
+                    "Slot %s: its run on %s died. It is sent again as attempt %d.",
+                    record.key,
+                    record.worker,
+                    record.attempt + 1,
+                    extra=extra,
+                )
+                self._inherit(record, record.attempt + 1)
+            elif state == "abandoned":
+                reason = f"its run on {record.worker} died as attempt {record.attempt}, and on_crash is {record.on_crash}"
+                logger.error(
+                    "Slot %s is abandoned: %s. Nothing runs it again but a request (`leaderbeat backfill`).",
+                    record.key,
+                    reason,
+                    extra=extra,
+                )
+                slot_abandoned.send_robust(sender=self._app, reason=reason, **told)
+            else:
+                logger.warning(
+                    "Slot %s: its run on %s died. Nothing runs it again unless the broker delivers its message again.",
+                    record.key,
+                    record.worker,
+                    extra=extra,
+                )
+
+    def _inherit(self, record: SlotRecord, attempt: int) -> None:
         plan = self._plans.get(record.entry)
         if plan is not None and plan.last is not None:
             if record.slot not in plan.returned:
-                plan.give_back(record.slot)
+                plan.give_back(record.slot, attempt, record.request)
                 self._taken_up(plan)
             return
-        self._ledger.miss(self._term, record.entry, record.slot, record.slot, 1, _REMOVED, "", [record.key])
-        report_missed(self._app, record.entry, record.slot, record.slot, 1, _REMOVED)
+        self._ledger.write_off(
+            self._term, "missed", record.entry, record.slot, record.slot, 1, _REMOVED, "", [record.key]
+        )
+        self._reports.missed(record.entry, record.slot, record.slot, 1, _REMOVED, record.prefer)

@@ -23,7 +23,7 @@ from celery.utils.nodenames import gethostname
 from celery_leaderbeat.backoff import backoff
 from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.errors import LeaderbeatError, StaleTick, StampError, StoreError, sentence
-from celery_leaderbeat.ledger import Verdict
+from celery_leaderbeat.records import Verdict
 from celery_leaderbeat.runs import Runs, new_run
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.signals import run_refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,6 +41,29 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             tail = process.tail(60, since=_marks.get(process.id, 0))
             report.sections.append((f"{process.name} (pid {process.pid}, {process.status})", tail))
     return report
+
+
+@pytest.fixture
+def tell(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Tell something at the end of the session: `tell(heading, line)`."""
+    # A test's properties travel with its report, also from a worker of xdist.
+    return lambda heading, line: request.node.user_properties.append(("told", (heading, line)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the tests have told; the guards only where there is room (`-v`)."""
+    told: dict[str, list[str]] = {}
+    for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+        # The last report of a test has all that its fixtures told, too.
+        for name, value in report.user_properties if getattr(report, "when", "") == "teardown" else ():
+            if name == "told":
+                told.setdefault(value[0], []).append(value[1])
+    for heading, lines in told.items():
+        if heading == "guards" and terminalreporter.verbosity < 1:
+            continue
+        terminalreporter.section(heading)
+        for line in lines:
+            terminalreporter.write_line(line)
 
 
 def pytest_unconfigure() -> None:

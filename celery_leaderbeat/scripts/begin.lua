@@ -2,9 +2,10 @@
 --
 -- A slot starts once at a time and never again after it has ended. What belongs to the run that holds the
 -- record goes on: its retry (the message names that run), and the redelivery of its message once the run's
--- lease is over, which means that its worker died.
+-- lease is over, which means that its worker died. Where the entry says on_crash 'skip' or 'rerun' the redelivery
+-- doesn't run: nobody runs the slot again, or the leader does, as its next attempt.
 -- A message that never saw the answer to its question asks again: the run that it had asked for never began.
--- An older epoch's message runs where the newer epoch that claimed the slot gave it back or missed it: it is
+-- An older epoch's message runs where the newer epoch that claimed the slot gave it back, missed or skipped it: it is
 -- the only copy.
 -- The modes 'current' and 'observed' are asked when a slot starts, not again for the runs that follow.
 --
@@ -12,6 +13,7 @@
 --       2 epoch: the latest epoch
 --       3 observed: hash of task -> newest epoch that this task has seen
 --       4 counts
+--       5 unfinished: sorted set of tick keys that a leader has to look after, by time in ms
 -- ARGV  1 run: identity of this run, new for each call of the body
 --       2 epoch of the message
 --       3 attempt of the message
@@ -33,19 +35,19 @@
 
 local run, epoch, attempt, after = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local mode, redelivered = ARGV[5], ARGV[6] == '1'
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local record = redis.call('HMGET', KEYS[1], 'state', 'epoch', 'attempt', 'run', 'after', 'run_until', 'ttl')
+local now = now_in_ms()
+local record = redis.call('HMGET', KEYS[1], 'state', 'epoch', 'attempt', 'run', 'after', 'run_until', 'ttl', 'on_crash')
 local state, holder, holder_after = record[1], record[4], record[5] or ''
 local begun = holder and true or false
 
 local function refuse(reason)
   redis.call('HINCRBY', KEYS[4], 'refused', 1)
+  event('refused', 'entry', ARGV[11], 'key', ARGV[10], 'epoch', ARGV[2], 'attempt', ARGV[3], 'reason', reason)
   return {'refuse', reason, record[2] or ''}
 end
 
 if state then
-  if epoch < (tonumber(record[2]) or 0) and state ~= 'returned' and state ~= 'missed' then
+  if epoch < (tonumber(record[2]) or 0) and state ~= 'returned' and state ~= 'missed' and state ~= 'skipped' then
     return refuse('a newer epoch claimed the slot')
   elseif attempt < (tonumber(record[3]) or 1) then
     return refuse('a newer attempt of the slot was sent')
@@ -60,7 +62,7 @@ if begun and not asked and not (after ~= '' and after == holder) then
     return refuse('the run that this message belongs to no longer holds the slot')
   elseif state == 'running' then
     local left = (tonumber(record[6]) or 0) - now
-    if not redelivered then
+    if not redelivered or record[8] == 'skip' or record[8] == 'rerun' then
       return refuse(left > 0 and 'the slot is running elsewhere' or 'the slot was begun by a worker that died')
     elseif left > 0 then
       return {'put_off', left}
@@ -77,12 +79,12 @@ if not begun then
   if mode == 'current' then
     local leads = tonumber(redis.call('GET', KEYS[2]) or '0') or 0
     if epoch < leads then
-      reason = 'epoch ' .. string.format('%d', leads) .. ' leads now'
+      reason = 'epoch ' .. whole(leads) .. ' leads now'
     end
   elseif mode == 'observed' then
     local seen = tonumber(redis.call('HGET', KEYS[3], ARGV[13]) or '0') or 0
     if epoch < seen then
-      reason = 'the task has seen epoch ' .. string.format('%d', seen)
+      reason = 'the task has seen epoch ' .. whole(seen)
     elseif epoch > seen then
       redis.call('HSET', KEYS[3], ARGV[13], ARGV[2])
     end
@@ -98,11 +100,13 @@ end
 local ttl = math.max(tonumber(record[7]) or tonumber(ARGV[8]), 2 * tonumber(ARGV[7]))
 redis.call('HSET', KEYS[1], 'state', 'running', 'run', run, 'after', after, 'epoch', ARGV[2],
   'attempt', ARGV[3], 'worker', ARGV[9], 'key', ARGV[10], 'entry', ARGV[11], 'slot', ARGV[12],
-  'task', ARGV[13], 'task_id', ARGV[14], 'started_at', string.format('%d', now),
-  'run_until', string.format('%d', now + tonumber(ARGV[7])), 'ttl', string.format('%d', ttl))
-redis.call('HDEL', KEYS[1], 'reason', 'finished_at')
+  'task', ARGV[13], 'task_id', ARGV[14], 'started_at', whole(now),
+  'run_until', whole(now + tonumber(ARGV[7])), 'ttl', whole(ttl))
+redis.call('HDEL', KEYS[1], 'reason', 'finished_at', 'died_at', 'waits')
 redis.call('PEXPIRE', KEYS[1], ttl)
+redis.call('ZADD', KEYS[5], whole(now + tonumber(ARGV[7])), ARGV[10])
 if not begun then
   redis.call('HINCRBY', KEYS[4], 'started', 1)
 end
+event('started', 'entry', ARGV[11], 'key', ARGV[10], 'epoch', ARGV[2], 'attempt', ARGV[3], 'worker', ARGV[9])
 return {'run', state or ''}

@@ -2,30 +2,32 @@
 --
 -- A slot is claimed once. It can be claimed again only when its holder gave it back, or, if its entry
 -- prefers a duplicate, when an older epoch claimed it and never confirmed it; never once a worker has begun.
+-- A slot that somebody asked for by a request can be claimed under a higher attempt when it has ended without being
+-- done, or, by force, whatever it is. An attempt that has been superseded can't be claimed.
+-- Nothing of a paused entry is claimed but what was asked for.
+-- Of an entry with an overlap policy, nothing is claimed while an earlier slot is unfinished: it is skipped, or one
+-- slot waits (it is recorded as given back). Later attempts and requests ask again.
 -- The same batch asking again (the answer had been lost) gets the same answer.
 -- The last-decided slot of the entry moves forward with the claim, and never back.
 --
 -- KEYS  1 lease
---       2 entries: hash of entry -> {slot, fingerprint, count, missed, removed}
+--       2 entries: hash of entry -> {slot, fingerprint, count, missed, skipped, open, removed}; open are the tick keys
+--         of slots that may be unfinished, where the entry has an overlap policy
 --       3 unfinished: sorted set of tick keys that somebody has to look after, by time in ms
 --       4 counts: hash of totals
---       5, … the slots' records
+--       5 paused: hash of entry ('' for all) -> [{since, until, note, by}], in µs
+--       6, … the slots' records, one for each item; then what the items point to
 -- ARGV  1 lease value of the term
 --       2 epoch of the term
 --       3 identity of this batch
---       4, … for each record a JSON object: key, entry, slot (µs, a string), fingerprint, task, task_id,
---         attempt, prefer, ttl (ms)
+--       4, … for each record a JSON object: key, entry, slot (µs, a string), fingerprint, task, task_id, attempt,
+--         prefer, ttl (ms), on_crash, max_attempts, overlap, request ('' for none), force; and, with an overlap policy,
+--         unstarted (ms for which it counts as unfinished before it has begun), unsent (the place in KEYS of the
+--         entry's ranges) and earlier (the places in KEYS of the records that the entry's `open` names)
 -- Returns  {0, lease value}  no longer the leader; nothing was claimed
 --          {1, answer, …}    for each record: 'claimed', or why not: 'decided' (an earlier decision without
---                            a record), 'held' (another claim stands), or the record's state
-
-local function entry_of(text)
-  local readable, entry = pcall(cjson.decode, text or '')
-  if readable and type(entry) == 'table' and tonumber(entry.slot) then
-    return entry
-  end
-  return nil
-end
+--                            a record), 'held' (another claim stands), 'paused', 'busy' (ask again), 'waiting' (given
+--                            back until the earlier slot has ended), 'overlapped' (skipped), or the record's state
 
 local held = redis.call('GET', KEYS[1])
 if held ~= ARGV[1] then
@@ -33,44 +35,151 @@ if held ~= ARGV[1] then
 end
 
 local epoch, batch = tonumber(ARGV[2]), ARGV[3]
-local time = redis.call('TIME')
-local now = time[1] .. string.format('%03d', math.floor(tonumber(time[2]) / 1000))
-local answer, claimed = {1}, 0
+local now_us = now_in_us()
+local now = math.floor(now_us / 1000)
+local answer, claimed, overlapped = {1}, 0, 0
+local any_pause = redis.call('HLEN', KEYS[5]) > 0
+-- Ends from which a request may start a slot again.
+local repeatable = {missed = true, skipped = true, failed = true, refused = true, abandoned = true, unconfirmed = true}
 
-for i = 5, #KEYS do
-  local item = cjson.decode(ARGV[i - 1])
-  local record = redis.call('HMGET', KEYS[i], 'state', 'epoch', 'batch', 'prefer')
-  local state, owner = record[1], tonumber(record[2] or '0') or 0
-  local stored = redis.call('HGET', KEYS[2], item.entry)
-  local entry = entry_of(stored)
-  local ahead = not entry or tonumber(entry.slot) < tonumber(item.slot)
+local function is_paused(name)
+  for _, field in ipairs({name, ''}) do
+    for _, span in ipairs(pauses_of(redis.call('HGET', KEYS[5], field))) do
+      if tonumber(span.since) <= now_us and (not span['until'] or tonumber(span['until']) > now_us) then
+        return true
+      end
+    end
+  end
+  return false
+end
 
+-- Looks at an earlier slot: whether it is unfinished, and whether it waits for one that is.
+local function look_at(place)
+  local record = redis.call('HMGET', KEYS[place], 'key', 'state', 'busy_until', 'run_until', 'on_crash', 'attempt', 'waits')
+  local state, counts = record[2], now < (tonumber(record[3]) or 0)
+  local busy = false
+  if state == 'claimed' or state == 'sent' or state == 'retrying' then
+    busy = counts
+  elseif state == 'running' then
+    busy = record[5] == 'rerun' or now < (tonumber(record[4]) or 0)
+  elseif state == 'returned' then
+    busy = counts and (tonumber(record[6]) or 1) > 1
+  end
+  return record[1] or nil, busy, state == 'returned' and record[7] == '1'
+end
+
+for i = 4, #ARGV do
+  local item, slot = cjson.decode(ARGV[i]), KEYS[i + 2]
+  local record = redis.call('HMGET', slot, 'state', 'epoch', 'batch', 'prefer', 'attempt', 'request', 'waits')
+  local state, owner, attempt = record[1], tonumber(record[2] or '0') or 0, tonumber(record[5] or '1') or 1
+  local entry = entry_of(redis.call('HGET', KEYS[2], item.entry))
+  local before = entry and entry.slot or ''
+  local ahead = item.request == '' and (not entry or tonumber(entry.slot) < tonumber(item.slot))
+
+  -- An answer of 'claimed' is a yes.
+  local stands = state == 'claimed' and 'held' or state
   local verdict
   if not state then
-    verdict = ahead and 'claimed' or 'decided'
-  elseif state == 'returned' then
-    verdict = 'claimed'
+    verdict = (ahead or item.request ~= '') and 'claimed' or 'decided'
   elseif state == 'claimed' and owner == epoch and record[3] == batch then
     verdict = 'repeated'
+  elseif item.attempt < attempt then
+    verdict = stands
+  elseif state == 'returned' then
+    verdict = 'claimed'
   elseif state == 'claimed' and owner < epoch and record[4] == 'duplicate' then
     verdict = 'claimed'
+  elseif item.request ~= '' and item.request ~= record[6] and item.attempt > attempt
+    and (item.force or repeatable[state]) then
+    verdict = 'claimed'
   else
-    verdict = state == 'claimed' and 'held' or state
+    verdict = stands
   end
 
-  if verdict == 'claimed' then
-    redis.call('HSET', KEYS[i], 'state', 'claimed', 'epoch', ARGV[2], 'batch', batch, 'key', item.key,
-      'entry', item.entry, 'slot', item.slot, 'task', item.task, 'task_id', item.task_id,
-      'attempt', item.attempt, 'prefer', item.prefer, 'ttl', item.ttl, 'claimed_at', now)
-    redis.call('HDEL', KEYS[i], 'reason', 'sent_at')
-    redis.call('PEXPIRE', KEYS[i], item.ttl)
-    redis.call('ZADD', KEYS[3], now, item.key)
-    claimed = claimed + 1
+  if verdict == 'claimed' and any_pause and item.request == '' and is_paused(item.entry) then
+    verdict = 'paused'
+  end
+
+  local open, reason = nil, nil
+  if verdict == 'claimed' and item.overlap ~= 'allow' then
+    open = {}
+    local unfinished, waiting
+    for _, place in ipairs(item.earlier) do
+      local key, busy, waits = look_at(place)
+      if key and key ~= item.key and (busy or waits) then
+        open[#open + 1] = key
+        unfinished = unfinished or (busy and key)
+        waiting = waiting or (waits and key)
+      end
+    end
+    if (unfinished or waiting) and (item.attempt > 1 or item.request ~= '') then
+      if unfinished then
+        verdict = 'busy'
+      end
+    elseif unfinished and (item.overlap == 'skip' or waiting) then
+      verdict = 'overlapped'
+      reason = 'overlap: ' .. (waiting and waiting .. ' waits already' or unfinished .. ' is unfinished')
+    elseif unfinished then
+      verdict = 'waiting'
+    elseif waiting then
+      verdict = 'busy'
+    end
+  end
+
+  if verdict == 'waiting' and record[7] == '1' then
+    redis.call('PEXPIRE', slot, item.ttl)
+    open[#open + 1] = item.key
+  elseif verdict == 'claimed' or verdict == 'waiting' then
+    local claims = verdict == 'claimed'
+    redis.call('HSET', slot, 'state', claims and 'claimed' or 'returned', 'epoch', ARGV[2], 'batch', batch,
+      'key', item.key, 'entry', item.entry, 'slot', item.slot, 'task', item.task, 'task_id', item.task_id,
+      'attempt', item.attempt, 'prefer', item.prefer, 'ttl', item.ttl, 'on_crash', item.on_crash,
+      'max_attempts', item.max_attempts, 'claimed_at', whole(now))
+    redis.call('HDEL', slot, 'reason', 'sent_at', 'waits', 'run', 'after', 'run_until', 'worker', 'started_at',
+      'finished_at', 'died_at', 'busy_until')
+    if item.request ~= '' then
+      redis.call('HSET', slot, 'request', item.request)
+    end
+    redis.call('PEXPIRE', slot, item.ttl)
+    redis.call('ZADD', KEYS[3], whole(now), item.key)
+    if claims then
+      claimed = claimed + 1
+      event('claimed', 'entry', item.entry, 'key', item.key, 'epoch', ARGV[2], 'attempt', item.attempt)
+    else
+      redis.call('HSET', slot, 'waits', '1', 'reason', 'it waits for an earlier slot of its entry')
+      event('returned', 'entry', item.entry, 'key', item.key, 'epoch', ARGV[2], 'attempt', item.attempt,
+        'reason', 'it waits for an earlier slot of its entry')
+    end
+    if open then
+      redis.call('HSET', slot, 'busy_until', whole(now + item.unstarted))
+      open[#open + 1] = item.key
+    end
+  elseif verdict == 'overlapped' then
+    overlapped = overlapped + 1
+    if state then
+      redis.call('HSET', slot, 'state', 'skipped', 'reason', reason)
+      redis.call('ZREM', KEYS[3], item.key)
+    else
+      keep_range(KEYS[item.unsent], before,
+        {state = 'skipped', first = item.slot, last = item.slot, count = 1, reason = reason})
+    end
+    event('skipped', 'entry', item.entry, 'epoch', ARGV[2], 'from', item.slot, 'to', item.slot, 'count', 1,
+      'reason', reason)
+  end
+
+  if verdict == 'claimed' or verdict == 'waiting' or verdict == 'overlapped' then
     if ahead then
       entry = entry or {missed = 0}
       entry.slot = item.slot
       entry.fingerprint = item.fingerprint
-      entry.count = (entry.count or 0) + 1
+      if verdict == 'overlapped' then
+        entry.skipped = (entry.skipped or 0) + 1
+      else
+        entry.count = (entry.count or 0) + 1
+      end
+    end
+    if entry and (ahead or open) then
+      entry.open = open and #open > 0 and open or nil
       redis.call('HSET', KEYS[2], item.entry, cjson.encode(entry))
     end
   end
@@ -79,5 +188,8 @@ end
 
 if claimed > 0 then
   redis.call('HINCRBY', KEYS[4], 'claimed', claimed)
+end
+if overlapped > 0 then
+  redis.call('HINCRBY', KEYS[4], 'skipped', overlapped)
 end
 return answer

@@ -12,13 +12,12 @@
 --       3, … for each record: 'sent' or 'unconfirmed'
 -- Returns  for each record: the state that it is in now, or 'superseded' if another claim holds it
 
-local time = redis.call('TIME')
-local now = time[1] .. string.format('%03d', math.floor(tonumber(time[2]) / 1000))
+local now = whole(now_in_ms())
 local answer = {}
 
 for i = 3, #KEYS do
   local outcome = ARGV[i]
-  local record = redis.call('HMGET', KEYS[i], 'state', 'epoch', 'key', 'batch', 'sent_at')
+  local record = redis.call('HMGET', KEYS[i], 'state', 'epoch', 'key', 'batch', 'sent_at', 'entry', 'attempt', 'slot')
   local state = record[1]
   if not state or record[2] ~= ARGV[1] or record[4] ~= ARGV[2] then
     answer[#answer + 1] = 'superseded'
@@ -27,6 +26,7 @@ for i = 3, #KEYS do
       if not record[5] then
         redis.call('HSET', KEYS[i], 'sent_at', now)
         redis.call('HINCRBY', KEYS[2], 'sent', 1)
+        event('sent', 'entry', record[6], 'key', record[3], 'epoch', ARGV[1], 'attempt', record[7] or 1)
       end
       if state == 'claimed' or state == 'unconfirmed' then
         redis.call('HSET', KEYS[i], 'state', 'sent')
@@ -34,11 +34,16 @@ for i = 3, #KEYS do
         state = 'sent'
       end
     elseif state == 'claimed' then
-      redis.call('HSET', KEYS[i], 'state', 'unconfirmed', 'reason', 'the outcome of the publish is unknown')
+      local reason = 'unconfirmed: the outcome of the publish is unknown'
+      redis.call('HSET', KEYS[i], 'state', 'unconfirmed', 'reason', reason)
       redis.call('HINCRBY', KEYS[2], 'unconfirmed', 1)
+      event('missed', 'entry', record[6], 'epoch', ARGV[1], 'from', record[8], 'to', record[8], 'count', 1,
+        'reason', reason)
       state = 'unconfirmed'
     end
-    redis.call('ZREM', KEYS[1], record[3])
+    if state ~= 'running' then
+      redis.call('ZREM', KEYS[1], record[3])
+    end
     answer[#answer + 1] = state
   end
 end

@@ -13,8 +13,8 @@
 --       4, … for each record its tick key
 -- Returns  {0, lease value}  no longer the leader
 --          {1, answer, …}    for each record: 'unconfirmed' (just now), 'wait' (it isn't over), or
---                            the state that the record is in ('' if it is gone). Only what is claimed or
---                            returned stays in the unfinished set.
+--                            the state that the record is in ('' if it is gone). Only what is claimed,
+--                            returned or running stays in the unfinished set.
 
 local held = redis.call('GET', KEYS[1])
 if held ~= ARGV[1] then
@@ -22,23 +22,26 @@ if held ~= ARGV[1] then
 end
 
 local epoch, ends = tonumber(ARGV[2]), tonumber(ARGV[3])
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local now = now_in_ms()
+local looked_after = {claimed = true, returned = true, running = true, wait = true}
 local answer = {1}
 
 for i = 4, #KEYS do
-  local record = redis.call('HMGET', KEYS[i], 'state', 'epoch', 'prefer')
+  local record = redis.call('HMGET', KEYS[i], 'state', 'epoch', 'prefer', 'entry', 'slot')
   local state = record[1] or ''
   if state == 'claimed' and (tonumber(record[2]) or 0) < epoch and record[3] ~= 'duplicate' then
     if now < ends then
       state = 'wait'
     else
       state = 'unconfirmed'
-      redis.call('HSET', KEYS[i], 'state', state, 'reason', 'its leader was gone before it confirmed the slot')
+      local reason = 'unconfirmed: its leader was gone before it confirmed the slot'
+      redis.call('HSET', KEYS[i], 'state', state, 'reason', reason)
       redis.call('HINCRBY', KEYS[3], 'unconfirmed', 1)
+      event('missed', 'entry', record[4], 'epoch', record[2], 'from', record[5], 'to', record[5], 'count', 1,
+        'reason', reason)
     end
   end
-  if state ~= 'claimed' and state ~= 'returned' and state ~= 'wait' then
+  if not looked_after[state] then
     redis.call('ZREM', KEYS[2], ARGV[i])
   end
   answer[#answer + 1] = state

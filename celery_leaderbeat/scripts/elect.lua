@@ -8,6 +8,7 @@
 -- KEYS  1 lease: who leads (JSON), expires with the term
 --       2 epoch: the latest epoch
 --       3 app: the identity of the application that this prefix belongs to
+--       4 released: the epoch whose leader released the lease last
 -- ARGV  1 holder of the candidate
 --       2 lease TTL in ms
 --       3 highest epoch that the candidate has seen, 0 if none
@@ -32,6 +33,15 @@ local now = redis.call('TIME')
 local stored = tonumber(redis.call('GET', KEYS[2]) or '0') or 0
 local epoch = math.max(stored + 1, tonumber(ARGV[3]) + 1, tonumber(now[1]))
 
+local why = 'expired'
+if held then
+  why = 'deposed'
+elseif stored == 0 then
+  why = 'free'
+elseif tonumber(redis.call('GET', KEYS[4]) or '0') == stored then
+  why = 'released'
+end
+
 local lease = cjson.decode(ARGV[5])
 lease.holder = ARGV[1]
 lease.epoch = epoch
@@ -40,6 +50,7 @@ lease.since = now[1] .. '.' .. string.format('%06d', tonumber(now[2]))
 local value = cjson.encode(lease)
 
 redis.call('SET', KEYS[3], ARGV[4])
-redis.call('SET', KEYS[2], string.format('%d', epoch))
+redis.call('SET', KEYS[2], whole(epoch))
 redis.call('SET', KEYS[1], value, 'PX', ARGV[2])
+event('elected', 'epoch', whole(epoch), 'holder', ARGV[1], 'why', why)
 return {'elected', value, now[1], now[2]}

@@ -9,12 +9,11 @@
 --       3 reason
 -- Returns  for each record: 'returned', or the state that it stays in, or 'superseded'
 
-local time = redis.call('TIME')
-local now = time[1] .. string.format('%03d', math.floor(tonumber(time[2]) / 1000))
+local now = whole(now_in_ms())
 local answer = {}
 
 for i = 2, #KEYS do
-  local record = redis.call('HMGET', KEYS[i], 'state', 'epoch', 'key', 'ttl', 'batch')
+  local record = redis.call('HMGET', KEYS[i], 'state', 'epoch', 'key', 'ttl', 'batch', 'entry', 'attempt')
   local state = record[1]
   if not state or record[2] ~= ARGV[1] or record[5] ~= ARGV[2] then
     state = 'superseded'
@@ -22,6 +21,8 @@ for i = 2, #KEYS do
     redis.call('HSET', KEYS[i], 'state', 'returned', 'reason', ARGV[3])
     redis.call('PEXPIRE', KEYS[i], record[4])
     redis.call('ZADD', KEYS[1], now, record[3])
+    event('returned', 'entry', record[6], 'key', record[3], 'epoch', ARGV[1], 'attempt', record[7] or 1,
+      'reason', ARGV[3])
     state = 'returned'
   end
   answer[#answer + 1] = state

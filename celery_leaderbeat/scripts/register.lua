@@ -1,12 +1,16 @@
 -- Decides from which slot entries go on, and writes it for those that are new, have changed or are gone.
 --
 -- A new entry, and one whose schedule has another fingerprint, counts from now: its first slot is its next
--- one. A stored slot that lies beyond the horizon was written by a clock that had jumped; it is reset to now.
+-- one. What the old schedule had due and undecided is skipped. A stored slot that lies beyond the horizon was written
+-- by a clock that had jumped; it is reset to now.
 -- An entry that the schedule no longer has is marked as removed, and forgotten once the mark is older than
 -- the limit; one that comes back with the same fingerprint goes on where it was.
+-- Which fingerprint was in force when is kept too, so that the slots of a time can be computed later.
 --
 -- KEYS  1 lease
---       2 entries: hash of entry -> {slot, fingerprint, count, missed, removed}
+--       2 entries: hash of entry -> {slot, fingerprint, count, missed, skipped, open, removed}
+--       3 definitions: hash of entry -> [{fingerprint, since, until}], in µs as texts, the latest last
+--       4, … for each entry its ranges of slots that were never sent
 -- ARGV  1 lease value of the term
 --       2 now, in µs since the Unix epoch
 --       3 horizon in µs: a stored slot later than this is reset
@@ -15,14 +19,6 @@
 -- Returns  {0, lease value}      no longer the leader; nothing was written
 --          {1, kind, slot, …}    for each entry: kept, new, changed, reset, removed or forgotten; slot in µs
 
-local function entry_of(text)
-  local readable, entry = pcall(cjson.decode, text or '')
-  if readable and type(entry) == 'table' and tonumber(entry.slot) then
-    return entry
-  end
-  return nil
-end
-
 local held = redis.call('GET', KEYS[1])
 if held ~= ARGV[1] then
   return {0, held or ''}
@@ -30,11 +26,37 @@ end
 
 local now, horizon, answer = ARGV[2], tonumber(ARGV[3]), {1}
 
+-- Keeps the definitions of an entry whose schedule has this fingerprint from `since` on; '' for none.
+local function define(name, fingerprint, since)
+  local readable, known = pcall(cjson.decode, redis.call('HGET', KEYS[3], name) or '[]')
+  known = readable and known or {}
+  local latest = known[#known]
+  if latest and latest.fingerprint == fingerprint then
+    latest['until'] = nil
+    if tonumber(latest.since) > tonumber(now) then
+      latest.since = now
+    end
+  else
+    if latest and not latest['until'] then
+      latest['until'] = now
+    end
+    if fingerprint ~= '' then
+      known[#known + 1] = {fingerprint = fingerprint, since = since}
+    end
+  end
+  while #known > 50 do
+    table.remove(known, 1)
+  end
+  if #known > 0 then
+    redis.call('HSET', KEYS[3], name, cjson.encode(known))
+  end
+end
+
 for i = 5, #ARGV, 2 do
-  local name, fingerprint = ARGV[i], ARGV[i + 1]
-  local text = redis.call('HGET', KEYS[2], name)
-  local known = entry_of(text)
+  local name, fingerprint, unsent = ARGV[i], ARGV[i + 1], KEYS[4 + (i - 5) / 2]
+  local known = entry_of(redis.call('HGET', KEYS[2], name))
   local entry = known or {slot = now, count = 0, missed = 0}
+  local decided = entry.slot
   local kind = 'kept'
   if fingerprint == '' then
     if not entry.removed then
@@ -50,19 +72,27 @@ for i = 5, #ARGV, 2 do
       kind = 'changed'
       if tonumber(entry.slot) < tonumber(now) then
         entry.slot = now
+        keep_range(unsent, decided, {state = 'skipped', first = whole(tonumber(decided) + 1), last = now, count = 0,
+          reason = 'its schedule changed before it was sent'})
       end
     end
     if tonumber(entry.slot) > horizon then
       kind = 'reset'
       entry.slot = now
+      redis.call('ZREMRANGEBYSCORE', unsent, '(' .. now, '+inf')
     end
     entry.fingerprint = fingerprint
     entry.removed = nil
   end
   if kind == 'forgotten' then
     redis.call('HDEL', KEYS[2], name)
+    redis.call('HDEL', KEYS[3], name)
   else
     redis.call('HSET', KEYS[2], name, cjson.encode(entry))
+    define(name, fingerprint, kind == 'kept' and decided or now)
+  end
+  if kind ~= 'kept' then
+    event('defined', 'entry', name, 'kind', kind, 'schedule', fingerprint)
   end
   answer[#answer + 1] = kind
   answer[#answer + 1] = entry.slot

@@ -2,13 +2,18 @@
 -- the standbys are woken in the same step.
 --
 -- KEYS  1 lease
+--       2 released: the epoch whose leader released the lease last
 -- ARGV  1 lease value of the term
 --       2 channel on which standbys wait
+--       3 epoch of the term
+--       4 reason
 -- Returns  1 released, 0 the lease was not ours
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0
 end
 redis.call('DEL', KEYS[1])
+redis.call('SET', KEYS[2], ARGV[3])
 redis.call('PUBLISH', ARGV[2], 'released')
+event('released', 'epoch', ARGV[3], 'reason', ARGV[4])
 return 1

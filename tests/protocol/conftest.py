@@ -1,4 +1,4 @@
-"""Fixtures of the protocol tests, and what they have to tell at the end."""
+"""Fixtures of the protocol tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from tests.protocol.ground import Ground
 from tests.support.servers import REDIS_KINDS, RedisServer, find
 
-_TOLD = pytest.StashKey[dict[str, list[str]]]()
 #: The explorer empties its database all the time.
 EXPLORED_DB = 5
 
@@ -29,20 +28,3 @@ def one_server(redis_servers: Callable[[str], RedisServer]) -> RedisServer:
     server = redis_servers(found[0] if found else REDIS_KINDS[0])
     server.flush()
     return server
-
-
-@pytest.fixture
-def tell(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Tell something at the end of the session: `tell(heading, line)`."""
-    told = request.config.stash.setdefault(_TOLD, {})
-    return lambda heading, line: told.setdefault(heading, []).append(line)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print what the tests have told; the guards only where there is room (`-v`)."""
-    for heading, lines in config.stash.get(_TOLD, {}).items():
-        if heading == "guards" and terminalreporter.verbosity < 1:
-            continue
-        terminalreporter.section(heading)
-        for line in lines:
-            terminalreporter.write_line(line)

@@ -83,7 +83,7 @@ def explore(rules: Rules, images: Images) -> Found:
                 for what, fair, after in source.moves(world):
                     if after == world:
                         continue
-                    _check_step(world, after)
+                    _check_step(rules, world, after)
                     moves += 1
                     resting = resting and not fair
                     if follow and after not in came:
@@ -114,7 +114,7 @@ def _first(rules: Rules) -> World:
     )
 
 
-def _check_step(before: World, after: World) -> None:
+def _check_step(rules: Rules, before: World, after: World) -> None:
     image = after.image
     if image is before.image:
         return
@@ -123,6 +123,9 @@ def _check_step(before: World, after: World) -> None:
     require(image.entry[0] >= before.image.entry[0], "The last decided slot never moves back.")
     for slot, record in enumerate(before.image.records):
         require(bool(image.records[slot]) or not record, "A record doesn't vanish.")
+        attempt = int(image.field(slot, "attempt") or 1)
+        require(attempt >= int(before.image.field(slot, "attempt") or 1), "Attempts never move back.")
+        require(attempt <= rules.max_attempts, "No slot has more attempts than it may have.")
         if before.past[slot].done:
             require(image.records[slot] == record, "A slot that is done stays as it is.")
 
@@ -136,7 +139,10 @@ def _check_rest(rules: Rules, world: World) -> None:
         )
     for slot, past in enumerate(world.past):
         state = world.image.state(slot)
-        done = past.done == 1 or past.unheld
+        done = past.done == 1 or (past.unheld and rules.on_crash == "auto")
+        if rules.on_crash != "auto" and (past.holder or past.attempt > 1):
+            _check_begun(rules, past, state, leads)
+            continue
         if past.lost:
             require(past.done <= 1, "A slot is done once.")
             continue
@@ -160,3 +166,20 @@ def _check_rest(rules: Rules, world: World) -> None:
                 )
             else:
                 require(False, "A leader decides every slot that is due.")
+
+
+def _check_begun(rules: Rules, past: Past, state: str, leads: bool) -> None:
+    """A slot that was begun, and whose runs the leader looks after."""
+    require(past.attempt <= rules.max_attempts, "No slot has more attempts than it may have.")
+    if past.done:
+        require(past.done == 1 and state == "done", "A slot that is done, by one run, stays done.")
+    elif past.abandoned:
+        require(state == "abandoned", "A slot that is abandoned stays abandoned.")
+        require(past.attempt == rules.max_attempts, "Nothing is abandoned before its last attempt.")
+    elif leads:
+        # The leader of a later attempt was gone before it confirmed it.
+        gone = rules.prefer == "missed" and not past.holder and not past.arrived
+        require(
+            gone and past.claim in ("doubted", "said", "missed") and state in ("unconfirmed", "missed"),
+            "As long as somebody leads, a slot that was begun is done, or abandoned.",
+        )

@@ -10,7 +10,9 @@ from typing import Any
 import redis
 from celery import Celery
 
-from celery_leaderbeat.ledger import Claim, Ledger, SlotRecord, Verdict
+from celery_leaderbeat.ledger import Ledger
+from celery_leaderbeat.orders import Orders
+from celery_leaderbeat.records import Claim, SlotRecord, UnsentRange, Verdict
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.store import Keys
 from celery_leaderbeat.term import Term
@@ -28,12 +30,17 @@ def slot(number: int) -> datetime:
     return FIRST + timedelta(minutes=number)
 
 
-def settings_for(url: str, main: str = "proj") -> Settings:
+def settings_for(url: str, main: str = "proj", events: int = 10_000) -> Settings:
     """The settings of an app whose ledger is at `url`."""
     app = Celery(main, broker="memory://", set_as_current=False)
     app.conf.leaderbeat_redis_url = url
     app.conf.leaderbeat_key_prefix = "protocol"
+    app.conf.leaderbeat_events = events
     return Settings.from_app(app)
+
+
+def _number(at: datetime) -> int:
+    return (at - FIRST) // timedelta(minutes=1)
 
 
 class Ground:
@@ -69,7 +76,7 @@ class Ground:
         """The answer of `elect`."""
         answer: list[Any] = self.store.run(
             "elect",
-            [self.keys.lease, self.keys.epoch, self.keys.app],
+            [self.keys.lease, self.keys.epoch, self.keys.app, self.keys.released],
             [holder, ttl, highest, app, json.dumps(attributes), takes_over],
         )
         return answer
@@ -85,7 +92,11 @@ class Ground:
         return answer
 
     def release(self, term: Term) -> int:
-        answer: int = self.store.run("release", [self.keys.lease], [term.value, self.keys.wake])
+        answer: int = self.store.run(
+            "release",
+            [self.keys.lease, self.keys.released],
+            [term.value, self.keys.wake, term.epoch, "stops"],
+        )
         return answer
 
     def lapse(self) -> None:
@@ -108,8 +119,15 @@ class Ground:
         ttl: float = 3600.0,
         entry: str = ENTRY,
         attempt: int = 1,
+        on_crash: str = "auto",
+        max_attempts: int = 1,
+        overlap: str = "allow",
+        request: str = "",
+        force: bool = False,
+        unstarted: float = 3600.0,
     ) -> list[str]:
         """The answers of `claim` for slots by their numbers."""
+        earlier = self.open(entry) if overlap != "allow" else ()
         return self.ledger.claim(
             term,
             batch,
@@ -124,6 +142,13 @@ class Ground:
                     prefer=prefer,
                     ttl=ttl,
                     attempt=attempt,
+                    on_crash=on_crash,
+                    max_attempts=max_attempts,
+                    overlap=overlap,
+                    request=request,
+                    force=force,
+                    unstarted=unstarted,
+                    earlier=earlier,
                 )
                 for number in numbers
             ],
@@ -148,12 +173,23 @@ class Ground:
     def doubt(self, term: Term, *numbers: int, until: float = 0.0) -> list[str]:
         return self.ledger.doubt(term, [self.key(number) for number in numbers], until)
 
+    def crash(self, term: Term, *numbers: int) -> list[str]:
+        return self.ledger.crash(term, [self.key(number) for number in numbers])
+
     def miss(
-        self, term: Term, newest: int, count: int, returned: Sequence[int] = (), reason: str = "too late"
+        self,
+        term: Term,
+        newest: int,
+        count: int,
+        returned: Sequence[int] = (),
+        reason: str = "too late",
+        state: str = "missed",
     ) -> int:
         keys = [self.key(number) for number in returned]
         oldest = slot(newest - count + 1)
-        return self.ledger.miss(term, ENTRY, oldest, slot(newest), count, reason, _FINGERPRINT, keys)
+        return self.ledger.write_off(
+            term, state, ENTRY, oldest, slot(newest), count, reason, _FINGERPRINT, keys
+        )
 
     # -- the worker's side ---------------------------------------------------------------------------------
 
@@ -191,8 +227,10 @@ class Ground:
         verdict = self.begin(number, epoch, run, **options)
         assert verdict.kind == "run", verdict
 
-    def finish(self, number: int, run: str = "run", state: str = "done", reason: str = "") -> bool:
-        return self.ledger.finish(self.key(number), run, state, reason)
+    def finish(
+        self, number: int, run: str = "run", state: str = "done", reason: str = "", retry_in: float = 0.0
+    ) -> bool:
+        return self.ledger.finish(self.key(number), run, state, reason, retry_in)
 
     def renew_run(self, number: int, run: str = "run", run_lease: float = 30.0) -> bool:
         key = self.key(number)
@@ -201,6 +239,13 @@ class Ground:
     def let_run_lease_end(self, number: int) -> None:
         """The run's worker has died, and the run lease is over."""
         self.write(number, run_until=0)
+
+    # -- people --------------------------------------------------------------------------------------------
+
+    @property
+    def orders(self) -> Orders:
+        """The orders of somebody called ann."""
+        return Orders(self.ledger, by="ann")
 
     # -- looking -------------------------------------------------------------------------------------------
 
@@ -246,6 +291,30 @@ class Ground:
     def unfinished(self) -> set[str]:
         return set(self.client.zrange(self.keys.unfinished, 0, -1))
 
+    def looked_at(self, number: int) -> int | None:
+        """When a leader has to look after a slot, in ms; None if it hasn't to."""
+        score = self.client.zscore(self.keys.unfinished, self.key(number))
+        return None if score is None else int(score)
+
+    def open(self, entry: str = ENTRY) -> tuple[str, ...]:
+        """Tick keys of the entry's slots that may be unfinished."""
+        kept = self.ledger.entries(entry).get(entry)
+        return () if kept is None else kept.open
+
+    def ranges(self, entry: str = ENTRY) -> list[tuple[str, int, int, int, str]]:
+        """The entry's slots that were never sent: state, first, last, count, reason."""
+        found = map(UnsentRange.read, self.client.zrange(self.keys.unsent(entry), 0, -1))
+        return [(r.state, _number(r.first), _number(r.last), r.count, r.reason) for r in found]
+
+    def events(self, *names: str) -> list[dict[str, str]]:
+        """The events of these names, or all, oldest first."""
+        found = [fields for _, fields in self.client.xrange(self.keys.events)]
+        return [fields for fields in found if not names or fields["event"] in names]
+
+    def told(self) -> list[str]:
+        """The names of all events, oldest first."""
+        return [fields["event"] for fields in self.events()]
+
     def everything(self) -> dict[str, Any]:
         """All that the server holds, to see that nothing was written."""
         found: dict[str, Any] = {}
@@ -255,6 +324,8 @@ class Ground:
                 found[key] = self.client.get(key)
             elif kind == "hash":
                 found[key] = self.client.hgetall(key)
+            elif kind == "stream":
+                found[key] = self.client.xrange(key)
             else:
                 found[key] = self.client.zrange(key, 0, -1, withscores=True)
         return found

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import redis
 
 from celery_leaderbeat import store as store_module
-from celery_leaderbeat.ledger import Claim, Ledger, NotLeading
+from celery_leaderbeat.ledger import Ledger, NotLeading
+from celery_leaderbeat.records import Claim
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import Stamp, slot_to_us, task_id, tick_key
 from tests.protocol.ground import ENTRY, settings_for, slot
@@ -45,15 +46,16 @@ _PARTS = {
     "confirm": frozenset({"unfinished", "records"}),
     "give_back": frozenset({"unfinished", "records"}),
     "doubt": frozenset({"lease", "unfinished", "records"}),
-    "miss": frozenset({"lease", "entry", "unfinished", "records"}),
-    "begin": frozenset({"epoch", "observed", "records"}),
-    "finish": frozenset({"records"}),
-    "renew_run": frozenset({"records"}),
+    "write_off": frozenset({"lease", "entry", "unfinished", "records"}),
+    "crash": frozenset({"lease", "unfinished", "records"}),
+    "begin": frozenset({"epoch", "observed", "unfinished", "records"}),
+    "finish": frozenset({"unfinished", "records"}),
+    "renew_run": frozenset({"unfinished", "records"}),
 }
 # Equal for all records of a slot, or no part of any decision but that on a grace or a run's lease.
 _LEFT_OUT = {
     *("key", "entry", "slot", "task", "task_id", "ttl", "worker", "reason"),
-    *("claimed_at", "sent_at", "started_at", "finished_at"),
+    *("claimed_at", "sent_at", "started_at", "finished_at", "busy_until"),
 }
 
 
@@ -104,7 +106,7 @@ class Images:
     """
 
     def __init__(self, url: str, client: redis.Redis, memory: dict[Any, Any] | None = None) -> None:
-        self._ledger = Ledger(settings_for(url))
+        self._ledger = Ledger(settings_for(url, events=0))
         self._store = self._ledger.store
         self._keys = self._store.keys
         self._all: Any = client.register_script(_ALL)
@@ -151,7 +153,7 @@ class Images:
     def _elect(self, holder: str, highest: int, takes_over: str) -> tuple[str, str]:
         kind, value, *_ = self._store.run(
             "elect",
-            [self._keys.lease, self._keys.epoch, self._keys.app],
+            [self._keys.lease, self._keys.epoch, self._keys.app, self._keys.released],
             [holder, 600_000, highest, "proj", "{}", takes_over],
         )
         return kind, _timeless(value)
@@ -160,9 +162,19 @@ class Images:
         return bool(self._store.run("renew", [self._keys.lease], [value, 600_000])[0])
 
     def _release(self, value: str) -> bool:
-        return bool(self._store.run("release", [self._keys.lease], [value, self._keys.wake]))
+        keys = [self._keys.lease, self._keys.released]
+        return bool(self._store.run("release", keys, [value, self._keys.wake, 0, "stops"]))
 
-    def _claim(self, value: str, batch: str, numbers: tuple[int, ...], prefer: str) -> tuple[str, ...] | None:
+    def _claim(
+        self,
+        value: str,
+        batch: str,
+        numbers: tuple[int, ...],
+        attempts: tuple[int, ...],
+        prefer: str,
+        on_crash: str,
+        max_attempts: int,
+    ) -> tuple[str, ...] | None:
         claims = [
             Claim(
                 key=_key(number),
@@ -170,11 +182,14 @@ class Images:
                 slot=slot(number),
                 fingerprint="f",
                 task=_TASK,
-                task_id=task_id("protocol", _key(number), 1),
+                task_id=task_id("protocol", _key(number), attempt),
                 prefer=prefer,
                 ttl=_TTL / 1000,
+                attempt=attempt,
+                on_crash=on_crash,
+                max_attempts=max_attempts,
             )
-            for number in numbers
+            for number, attempt in zip(numbers, attempts, strict=True)
         ]
         try:
             return tuple(self._ledger.claim(Term.read(value), batch, claims))
@@ -193,11 +208,17 @@ class Images:
         except NotLeading:
             return None
 
-    def _miss(self, value: str, number: int, has_record: bool) -> int | None:
+    def _crash(self, value: str, number: int) -> str | None:
+        try:
+            return self._ledger.crash(Term.read(value), [_key(number)])[0]
+        except NotLeading:
+            return None
+
+    def _write_off(self, value: str, number: int, has_record: bool) -> int | None:
         keys = [_key(number)] if has_record else []
         try:
             when = slot(number)
-            return self._ledger.miss(Term.read(value), ENTRY, when, when, 1, "late", "f", keys)
+            return self._ledger.write_off(Term.read(value), "missed", ENTRY, when, when, 1, "late", "f", keys)
         except NotLeading:
             return None
 
@@ -205,13 +226,16 @@ class Images:
         self,
         number: int,
         epoch: int,
+        attempt: int,
         run: str,
         after: str,
         redelivered: bool,
         asked: tuple[str, ...],
         mode: str,
     ) -> tuple[str, str]:
-        stamp = Stamp(key=_key(number), entry=ENTRY, slot=slot(number), epoch=epoch, run=after)
+        stamp = Stamp(
+            key=_key(number), entry=ENTRY, slot=slot(number), epoch=epoch, attempt=attempt, run=after
+        )
         verdict = self._ledger.begin(
             stamp,
             run=run,
@@ -328,6 +352,8 @@ def _record(table: dict[str, str]) -> tuple[tuple[str, str], ...]:
     if "run_until" in kept:
         # A run lease that the scripts have just written lasts for minutes.
         kept["run_until"] = "live" if int(kept["run_until"]) > 1 else "over"
+    if "died_at" in kept:
+        kept["died_at"] = "1"
     return tuple(sorted(kept.items()))
 
 

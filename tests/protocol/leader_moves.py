@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 
 from tests.protocol.images import Image, Images, lease_value
@@ -30,6 +30,7 @@ class LeaderMoves:
                 yield from self._learn(world, number, leader)
                 yield from self._claim(world, number, leader)
                 yield from self._doubt(world, number, leader)
+                yield from self._crash(world, number, leader)
                 if self._rules.misses and world.faults:
                     yield from self._miss(world, number, leader)
             yield from self._go_on(world, number, leader)
@@ -119,28 +120,35 @@ class LeaderMoves:
                 batch = _new_batch(world, number)
                 what = f"leader {number} claims {', '.join(map(str, slots))} as batch {batch}"
                 meant = all(s > world.image.entry[0] or s in world.image.unfinished for s in slots)
-                yield what, meant, self._claimed(world, number, leader, leader.epoch, batch, slots)
+                asked = {slot: int(world.image.field(slot, "attempt") or 1) for slot in slots}
+                yield what, meant, self._claimed(world, number, leader, leader.epoch, batch, asked)
                 if world.faults and meant:
-                    yield from self._claim_lost(world, number, leader, batch, slots, what)
+                    yield from self._claim_lost(world, number, leader, batch, asked, what)
+                if max(asked.values()) > 1:
+                    # As a leader does that hasn't heard of the death of the run.
+                    stale = dict.fromkeys(slots, 1)
+                    after = self._claimed(world, number, leader, leader.epoch, batch, stale)
+                    yield f"{what} as attempt 1", False, after
 
     def _claimed(
-        self, world: World, number: int, leader: Leader, epoch: int, batch: str, slots: tuple[int, ...]
+        self, world: World, number: int, leader: Leader, epoch: int, batch: str, slots: Mapping[int, int]
     ) -> World:
         granted, world = self._request(world, _holder(number, leader), epoch, batch, slots)
         if granted is None:
             return _set(world, number, leader._replace(epoch=0 if leader.epoch == epoch else leader.epoch))
         hands = leader.hands
-        for slot, yes in zip(slots, granted, strict=True):
-            hands = put(hands, slot, Hand("claimed", epoch, batch) if yes else None)
+        for (slot, attempt), yes in zip(slots.items(), granted, strict=True):
+            hands = put(hands, slot, Hand("claimed", epoch, batch, attempt) if yes else None)
         return _set(world, number, leader._replace(hands=hands))
 
     def _request(
-        self, world: World, holder: str, epoch: int, batch: str, slots: tuple[int, ...]
+        self, world: World, holder: str, epoch: int, batch: str, slots: Mapping[int, int]
     ) -> tuple[list[bool] | None, World]:
-        """Run a request for a claim: which slots were granted, None if the lease was gone."""
-        before = world.image
-        args = lease_value(holder, epoch), batch, slots, self._rules.prefer
-        answers, image = self._ask(before, "claim", *args)
+        """Run a request for a claim of slots as attempts: which were granted, None if the lease was gone."""
+        before, rules = world.image, self._rules
+        args = lease_value(holder, epoch), batch, tuple(slots), tuple(slots.values())
+        policy = rules.prefer, rules.on_crash, rules.max_attempts
+        answers, image = self._ask(before, "claim", *args, *policy)
         if answers is None:
             require(world.lease != epoch, "A term that holds the lease can claim.")
             require(image == before, "A claim without the lease writes nothing.")
@@ -148,16 +156,17 @@ class LeaderMoves:
         require(world.lease == epoch, "No claim succeeds for a holder whose lease is gone.")
         granted = [answer == "claimed" for answer in answers]
         past = world.past
-        for slot, yes in zip(slots, granted, strict=True):
+        for (slot, attempt), yes in zip(slots.items(), granted, strict=True):
             if yes:
-                past = put(past, slot, self._owned(past[slot], epoch, batch))
+                past = put(past, slot, self._owned(past[slot], epoch, batch, attempt))
             else:
                 require(
                     image.records[slot] == before.records[slot], "A slot that isn't granted isn't touched."
                 )
         return granted, world._replace(image=image, past=past)
 
-    def _owned(self, past: Past, epoch: int, batch: str) -> Past:
+    def _owned(self, past: Past, epoch: int, batch: str, attempt: int) -> Past:
+        require(attempt == past.attempt, "An attempt that is superseded isn't claimed.")
         again = (past.owner, past.batch, past.claim) == (epoch, batch, "open") and not past.holder
         if again:
             return past
@@ -173,14 +182,14 @@ class LeaderMoves:
         return past._replace(owner=epoch, batch=batch, claim="open")
 
     def _claim_lost(
-        self, world: World, number: int, leader: Leader, batch: str, slots: tuple[int, ...], what: str
+        self, world: World, number: int, leader: Leader, batch: str, slots: Mapping[int, int], what: str
     ) -> Iterator[Move]:
         hands = leader.hands
-        for slot in slots:
-            hands = put(hands, slot, Hand("asked", leader.epoch, batch))
+        for slot, attempt in slots.items():
+            hands = put(hands, slot, Hand("asked", leader.epoch, batch, attempt))
         holder = _holder(number, leader)
         waits = _fault(_set(world, number, leader._replace(hands=hands)))
-        late = ("claim", holder, leader.epoch, batch, slots)
+        late = ("claim", holder, leader.epoch, tuple(slots.items()), batch)
         yield f"{what}, which may come late", False, _away(waits, late)
         granted, asked = self._request(world, holder, leader.epoch, batch, slots)
         if granted is not None:
@@ -195,7 +204,11 @@ class LeaderMoves:
             return  # one slot after the other is published and confirmed
         if hand.stage == "asked":
             if leader.epoch == hand.epoch:
-                slots = tuple(s for s, other in enumerate(leader.hands) if other == hand)
+                slots = {
+                    s: other.attempt
+                    for s, other in enumerate(leader.hands)
+                    if other is not None and other._replace(attempt=hand.attempt) == hand
+                }
                 after = self._claimed(world, number, leader, hand.epoch, hand.batch, slots)
                 yield f"leader {number} asks again as batch {hand.batch}", True, after
             else:
@@ -214,15 +227,16 @@ class LeaderMoves:
 
     def _publish(self, world: World, number: int, leader: Leader, slot: int, hand: Hand) -> Iterator[Move]:
         past = world.past[slot]
-        sent = past._replace(copies=past.copies + 1)
+        current = hand.attempt == past.attempt
+        sent = past._replace(copies=past.copies + current)
         require(
-            self._rules.prefer == "duplicate" or sent.copies == 1,
-            "No second copy is published for an entry that prefers a missed slot.",
+            self._rules.prefer == "duplicate" or (current and sent.copies == 1),
+            "No second copy of an attempt is published for an entry that prefers a missed slot.",
         )
         leads = leader.epoch == hand.epoch
-        message = Message(slot, hand.epoch, "", False)
+        message = Message(slot, hand.epoch, hand.attempt, "", False)
         published = leader._replace(hands=put(leader.hands, slot, hand._replace(stage="published")))
-        there = sent._replace(arrived=max(sent.arrived, hand.epoch))
+        there = _there(sent, message)
         yield (
             f"leader {number} publishes {slot} under epoch {_e(hand.epoch)}",
             leads,
@@ -234,7 +248,7 @@ class LeaderMoves:
             yield (
                 f"leader {number} publishes {slot} under epoch {_e(hand.epoch)}, and it doesn't come back",
                 False,
-                _fault(_away(on_its_way, ("message", slot, hand.epoch, hand.batch))),
+                _fault(_away(on_its_way, ("message", message, hand.batch))),
             )
         if not leads or world.faults:
             after = self._back(world, number, leader, slot, hand)
@@ -284,7 +298,8 @@ class LeaderMoves:
             )
             if own and leader.hands[slot] is None:
                 # A request that had been given up came late: nobody will publish what it claimed.
-                orphan = Hand("asked", leader.epoch, world.image.field(slot, "batch"))
+                attempt = int(world.image.field(slot, "attempt"))
+                orphan = Hand("asked", leader.epoch, world.image.field(slot, "batch"), attempt)
                 after = self._back(world, number, leader, slot, orphan)
                 yield f"leader {number} gives {slot} back, which it hasn't in hand", True, after
             answer, image = self._ask(world.image, "doubt", value, slot)
@@ -306,13 +321,40 @@ class LeaderMoves:
             after = world._replace(image=image, past=put(world.past, slot, past))
             yield f"leader {number} looks after {slot}", True, after
 
+    def _crash(self, world: World, number: int, leader: Leader) -> Iterator[Move]:
+        """Runs whose lease is over."""
+        value = lease_value(_holder(number, leader), leader.epoch)
+        before = world.image
+        for slot in before.unfinished:
+            if before.state(slot) != "running":
+                continue
+            answer, image = self._ask(before, "crash", value, slot)
+            if answer is None:
+                require(world.lease != leader.epoch, "A term that holds the lease looks after dead runs.")
+                require(image == before, "Without the lease nothing is decided about dead runs.")
+                continue
+            require(world.lease == leader.epoch, "No run is dead for a holder whose lease is gone.")
+            past, rules = world.past[slot], self._rules
+            if before.field(slot, "run_until") == "live":
+                require(answer == "running" and image == before, "A run whose lease goes on isn't dead.")
+            elif rules.on_crash == "rerun" and past.attempt < rules.max_attempts:
+                require(answer == "returned", "A slot whose run died is run again.")
+                past = Past(past.owner, claim="given back", attempt=past.attempt + 1)
+            elif rules.on_crash == "auto":
+                require(answer == "died", "A run that died is left to the redelivery of its message.")
+            else:
+                require(answer == "abandoned", "No slot has more attempts than it may have.")
+                past = past._replace(abandoned=True)
+            after = world._replace(image=image, past=put(world.past, slot, past))
+            yield f"leader {number} finds the run of {slot}: {answer}", True, after
+
     def _miss(self, world: World, number: int, leader: Leader) -> Iterator[Move]:
         value = lease_value(_holder(number, leader), leader.epoch)
         for slot, record in enumerate(world.image.records):
             if slot > world.image.entry[0] + 1:
                 continue
             before = world.image
-            answer, image = self._ask(before, "miss", value, slot, bool(record))
+            answer, image = self._ask(before, "write_off", value, slot, bool(record))
             if answer is None:
                 require(world.lease != leader.epoch, "A term that holds the lease can miss slots.")
                 require(image == before, "A miss without the lease writes nothing.")
@@ -341,12 +383,10 @@ class LeaderMoves:
                 continue
             rest = world._replace(away=world.away[:i] + world.away[i + 1 :])
             if item[0] == "message":
-                _, slot, epoch, batch = item
-                past = rest.past[slot]
-                there = past._replace(arrived=max(past.arrived, epoch))
-                after = _queue(
-                    rest._replace(past=put(rest.past, slot, there)), Message(slot, epoch, "", False)
-                )
+                _, message, batch = item
+                slot, epoch = message.slot, message.epoch
+                there = _there(rest.past[slot], message)
+                after = _queue(rest._replace(past=put(rest.past, slot, there)), message)
                 # The thread that had hung says so, if it still can.
                 told = _away(after, ("confirmation", slot, epoch, batch))
                 yield f"the message of {slot} under epoch {_e(epoch)} arrives late", False, told
@@ -354,8 +394,8 @@ class LeaderMoves:
                 _, slot, epoch, batch = item
                 yield f"{slot} is confirmed late", False, self._confirmed(rest, slot, epoch, batch, "sent")
             elif item[0] == "claim":
-                _, holder, epoch, batch, slots = item
-                _, after = self._request(rest, holder, epoch, batch, slots)
+                _, holder, epoch, slots, batch = item
+                _, after = self._request(rest, holder, epoch, batch, dict(slots))
                 yield f"the request of batch {batch} arrives late", False, after
 
 
@@ -364,12 +404,19 @@ def _holder(number: int, leader: Leader) -> str:
 
 
 def _new_batch(world: World, number: int) -> str:
-    """A name that no record, hand or late request knows."""
+    """A name that no record, hand, late request or message knows."""
     known = {world.image.field(slot, "batch") for slot in range(len(world.past))}
     known |= {past.batch for past in world.past}
     known |= {hand.batch for leader in world.leaders for hand in leader.hands if hand}
-    known |= {item[3] for item in world.away if item[0] == "claim"}
+    known |= {item[-1] for item in world.away if item[0] != "begin"}
     return next(name for name in (f"{number}.{i}" for i in range(9)) if name not in known)
+
+
+def _there(past: Past, message: Message) -> Past:
+    """A message of a leader has reached the queue."""
+    if message.attempt < past.attempt:
+        return past
+    return past._replace(arrived=max(past.arrived, message.epoch))
 
 
 def _e(epoch: int) -> int:

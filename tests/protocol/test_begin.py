@@ -68,15 +68,15 @@ def test_a_message_of_a_superseded_epoch_is_refused(ground: Ground) -> None:
     assert ground.begin(1, term.epoch).kind == "run"
 
 
-@pytest.mark.parametrize("state", ["returned", "missed"])
+@pytest.mark.parametrize("state", ["returned", "missed", "skipped"])
 def test_an_older_epochs_message_runs_where_the_newer_epoch_sends_none(ground: Ground, state: str) -> None:
     old = ground.elect()
     ground.claim(old, 1, prefer="duplicate")
     term = ground.next_term()
     ground.claim(term, 1, batch="next", prefer="duplicate")
     ground.give_back(term.epoch, 1)
-    if state == "missed":
-        ground.miss(term, 1, 1, [1])
+    if state != "returned":
+        ground.miss(term, 1, 1, [1], state=state)
     assert ground.begin(1, old.epoch, "r1").kind == "run"
     assert ground.ask(term, 1, batch="last", prefer="duplicate") == ["running"]
     assert ground.begin(1, term.epoch, "r2").kind == "refuse"
@@ -84,7 +84,7 @@ def test_an_older_epochs_message_runs_where_the_newer_epoch_sends_none(ground: G
 
 
 @pytest.mark.parametrize(
-    "state", [*sorted(set(NOT_BEGUN) - {"returned", "missed"}), "running", "retrying", *FINAL]
+    "state", [*sorted(set(NOT_BEGUN) - {"returned", "missed", "skipped"}), "running", "retrying", *FINAL]
 )
 def test_a_superseded_epoch_is_refused_in_every_other_state_of_the_record(ground: Ground, state: str) -> None:
     epoch = _sent(ground)
@@ -130,6 +130,52 @@ def test_a_redelivery_runs_once_its_worker_has_died(ground: Ground) -> None:
     assert ground.begin(1, epoch, "r2", redelivered=True).kind == "run"
     assert ground.record(1).run == "r2"
     assert ground.ledger.counts()["started"] == 1
+
+
+@pytest.mark.parametrize("on_crash", ["skip", "rerun"])
+@pytest.mark.parametrize("alive", [True, False])
+def test_where_the_leader_looks_after_dead_runs_a_redelivery_is_refused(
+    ground: Ground, on_crash: str, alive: bool
+) -> None:
+    term = ground.elect()
+    ground.claim(term, 1, on_crash=on_crash, max_attempts=3)
+    ground.start(1, term.epoch, "r1")
+    if not alive:
+        ground.let_run_lease_end(1)
+    before = ground.fields(1)
+    verdict = ground.begin(1, term.epoch, "r2", redelivered=True)
+    expected = "the slot is running elsewhere" if alive else "the slot was begun by a worker that died"
+    assert (verdict.kind, verdict.reason) == ("refuse", expected)
+    assert ground.fields(1) == before
+    assert ground.unfinished() == {ground.key(1)}
+
+
+@pytest.mark.parametrize("on_crash", ["skip", "rerun"])
+def test_the_policy_for_a_crash_stands_in_the_way_of_nothing_else(ground: Ground, on_crash: str) -> None:
+    term = ground.elect()
+    ground.claim(term, 1, on_crash=on_crash, max_attempts=3)
+    assert ground.begin(1, term.epoch, "r1", redelivered=True).kind == "run"
+    assert ground.begin(1, term.epoch, "r2", asked=["r1"]).kind == "run"
+    assert ground.finish(1, "r2", "requeued")
+    assert ground.begin(1, term.epoch, "r3", redelivered=True).kind == "run"
+    assert ground.finish(1, "r3", "retrying")
+    assert ground.begin(1, term.epoch, "r4", after="r3").kind == "run"
+    assert ground.finish(1, "r4", "done")
+
+
+def test_a_run_is_looked_after_from_the_end_of_its_lease_on(ground: Ground) -> None:
+    epoch = _sent(ground)
+    assert ground.unfinished() == set()
+    ground.start(1, epoch, "r1", run_lease=60)
+    assert ground.looked_at(1) == int(ground.fields(1)["run_until"])
+    assert ground.ledger.unfinished() == []
+    ground.client.zadd(ground.keys.unfinished, {ground.key(1): ground.now_ms() - 1})
+    assert [record.key for record in ground.ledger.unfinished()] == [ground.key(1)]
+
+
+def test_a_run_without_a_record_before_it_is_looked_after_too(ground: Ground) -> None:
+    ground.start(1, ground.elect().epoch, "r1")
+    assert ground.unfinished() == {ground.key(1)}
 
 
 def test_a_second_copy_that_is_no_redelivery_does_not_run_because_a_worker_died(ground: Ground) -> None:
@@ -405,6 +451,7 @@ class _Case:
     lease_over: bool
     mode: str
     behind: bool  # whether the mode finds the message's epoch too old
+    on_crash: str
 
 
 _EPOCH, _ATTEMPT = 2_000_000_000, 5
@@ -422,19 +469,20 @@ def _cases() -> list[_Case]:
         (False, True),
         MODES,
         (False, True),
+        ("auto", "skip", "rerun"),
     )
     return [
         case
         for case in (_Case(*axis) for axis in axes)
         if not (case.mode == "slot" and case.behind)
         and not (case.state == "" and (case.epoch or case.attempt))
-        and not (case.state != "running" and case.lease_over)
+        and not (case.state != "running" and (case.lease_over or case.on_crash != "auto"))
     ]
 
 
 def _expected(case: _Case) -> str:
     """What DESIGN says, in its order: superseded, ended, on-going, starting."""
-    if case.state and case.epoch < 0 and case.state not in ("returned", "missed"):
+    if case.state and case.epoch < 0 and case.state not in ("returned", "missed", "skipped"):
         return "refuse"
     if case.state and case.attempt < 0:
         return "refuse"
@@ -446,6 +494,8 @@ def _expected(case: _Case) -> str:
         if case.state in FINAL:
             return "refuse"
         if case.state == "retrying" or case.belongs != "retry of the run before" or not case.redelivered:
+            return "refuse"
+        if case.on_crash != "auto":
             return "refuse"
         return "run" if case.lease_over else "put_off"
     return "refuse" if case.behind else "run"
@@ -475,7 +525,7 @@ def test_every_message_meets_every_record_as_the_design_says(ground: Ground) -> 
             if not case.state:
                 continue
             fields: dict[str, str | int] = {"state": case.state, "epoch": _EPOCH, "attempt": _ATTEMPT}
-            fields |= {"ttl": 3_600_000}
+            fields |= {"ttl": 3_600_000, "on_crash": case.on_crash}
             if case.state in _BEGUN:
                 until = 0 if case.lease_over else _FAR_AHEAD
                 fields |= {"run": "r2", "after": "r1", "run_until": until}

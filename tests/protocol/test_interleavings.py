@@ -29,6 +29,8 @@ def _named(rules: Rules) -> str:
     words += [f"fencing {rules.mode}"] if rules.mode != "slot" else []
     words += [] if rules.acks_late else ["early acks"]
     words += ["misses"] if rules.misses else []
+    words += [f"on_crash {rules.on_crash}"] if rules.on_crash != "auto" else []
+    words += [f"{rules.max_attempts} attempts"] if rules.max_attempts > 1 else []
     return ", ".join(words)
 
 
@@ -115,6 +117,31 @@ def test_a_stricter_fencing_refuses_at_the_start_alone(check: Callable[[Rules], 
     check(rules)
 
 
+@_each(
+    Rules(prefer="missed", on_crash="rerun", max_attempts=2, elections=2, faults=1),
+    Rules(prefer="missed", on_crash="rerun", max_attempts=3, elections=1, faults=2),
+    Rules(prefer="duplicate", on_crash="rerun", max_attempts=2, elections=1, faults=2),
+    Rules(prefer="missed", on_crash="rerun", max_attempts=2, acks_late=False, elections=1, faults=2),
+    Rules(prefer="missed", on_crash="rerun", max_attempts=2, misses=True, elections=1, faults=2),
+    Rules(prefer="missed", on_crash="rerun", max_attempts=2, slots=2, workers=1, elections=1, faults=1),
+)
+def test_what_died_in_mid_run_is_run_again_to_its_end_and_the_dead_run_says_nothing(
+    check: Callable[[Rules], None], rules: Rules
+) -> None:
+    check(rules)
+
+
+@_each(
+    Rules(prefer="missed", on_crash="skip", elections=2, faults=1),
+    Rules(prefer="missed", on_crash="skip", elections=1, faults=2),
+    Rules(prefer="duplicate", on_crash="skip", elections=1, faults=2),
+)
+def test_where_a_crash_is_to_be_skipped_a_slot_is_run_at_most_once(
+    check: Callable[[Rules], None], rules: Rules
+) -> None:
+    check(rules)
+
+
 @_exhaustive
 @_patient
 @_each(
@@ -128,6 +155,11 @@ def test_a_stricter_fencing_refuses_at_the_start_alone(check: Callable[[Rules], 
     Rules(prefer="duplicate", acks_late=False, elections=2, faults=2),
     Rules(prefer="duplicate", mode="current", elections=2, faults=1),
     Rules(prefer="duplicate", mode="observed", elections=2, faults=1),
+    Rules(prefer="missed", on_crash="rerun", max_attempts=2, elections=2, faults=2),
+    Rules(prefer="duplicate", on_crash="rerun", max_attempts=2, elections=2, faults=1),
+    Rules(prefer="duplicate", on_crash="rerun", max_attempts=3, elections=1, faults=2),
+    Rules(prefer="duplicate", on_crash="rerun", max_attempts=2, acks_late=False, elections=2, faults=1),
+    Rules(prefer="duplicate", on_crash="skip", elections=2, faults=1),
 )
 def test_more_of_everything_changes_nothing(check: Callable[[Rules], None], rules: Rules) -> None:
     check(rules)
@@ -139,6 +171,8 @@ def test_more_of_everything_changes_nothing(check: Callable[[Rules], None], rule
     Rules(prefer="missed", elections=1, faults=3),
     Rules(prefer="duplicate", elections=1, faults=3),
     Rules(prefer="missed", elections=2, faults=3),
+    Rules(prefer="missed", on_crash="rerun", max_attempts=3, elections=1, faults=3),
+    Rules(prefer="missed", on_crash="skip", elections=1, faults=3),
 )
 def test_three_faults_in_one_story_change_nothing(check: Callable[[Rules], None], rules: Rules) -> None:
     check(rules)

@@ -69,7 +69,8 @@ class WorkerMoves:
                 _, message, run = item
                 rest = world._replace(away=world.away[:i] + world.away[i + 1 :])
                 kind, after = self._begun(rest, message, run)
-                if kind == "run" and message.epoch < world.past[message.slot].owner:
+                older = message.epoch < world.past[message.slot].owner
+                if kind == "run" and older and self._rules.on_crash == "auto":
                     # A known limit: its message may have been refused meanwhile, for the newer claim that has
                     # been given back since. Nothing tells this run from one that died with its message.
                     past = after.past[message.slot]._replace(lost=True)
@@ -78,7 +79,7 @@ class WorkerMoves:
 
     def _begun(self, world: World, message: Message, run: str) -> tuple[str, World]:
         slot, before = message.slot, world.image
-        says = message.epoch, run, message.after, message.redelivered, message.asked
+        says = message.epoch, message.attempt, run, message.after, message.redelivered, message.asked
         (kind, _), image = self._ask(before, "begin", slot, *says, self._rules.mode)
         past = world.past[slot]
         started = bool(past.holder)
@@ -94,13 +95,15 @@ class WorkerMoves:
                 holder=run,
                 holder_after=message.after,
                 ended=False,
+                abandoned=False,
             )
             return kind, world._replace(image=image, past=put(world.past, slot, past), seen=seen)
         if self._rules.mode == "slot" or started:
             require(image == before, "A message that isn't let in changes nothing.")
         if kind == "put_off":
             require(bool(past.holder) and message.redelivered, "Only a redelivery waits, and only for a run.")
-        elif message.epoch == past.owner:
+            require(self._rules.on_crash == "auto", "Nobody waits for a run that no redelivery follows.")
+        elif (message.epoch, message.attempt) == (past.owner, past.attempt):
             past = past._replace(refused=message.epoch)
         return kind, world._replace(image=image, past=put(world.past, slot, past))
 
@@ -109,6 +112,7 @@ class WorkerMoves:
             message.epoch >= past.owner or past.claim in ("given back", "missed"),
             "A slot that a newer epoch claimed, and may send, isn't run for the older.",
         )
+        require(message.attempt == past.attempt, "What was sent as a superseded attempt isn't run.")
         require(not past.done, "A slot isn't started again after it is done.")
         others = [w for w in world.workers if w is not None and w.message.slot == message.slot]
         for other in others:
@@ -121,7 +125,11 @@ class WorkerMoves:
             retry = message.after == past.holder
             dead = all(other.run != past.holder or other.frozen for other in others)
             redelivery = (
-                message.redelivered and message.after == past.holder_after and not past.ended and dead
+                self._rules.on_crash == "auto"
+                and message.redelivered
+                and message.after == past.holder_after
+                and not past.ended
+                and dead
             )
             never_began = past.holder in message.asked
             require(
@@ -151,7 +159,8 @@ class WorkerMoves:
             yield f"{worker.run} is done", True, self._finished(world, number, worker, "done")
             if worker.frozen:
                 held, image = self._ask(world.image, "renew_run", slot, worker.run)
-                holds = world.past[slot].holder == worker.run and not world.past[slot].ended
+                past = world.past[slot]
+                holds = past.holder == worker.run and not past.ended and not past.abandoned
                 require(held == holds, "The run lease is extended for the run that holds the slot alone.")
                 if held:
                     others = [w for w in world.workers if w is not None and w is not worker]
@@ -166,7 +175,7 @@ class WorkerMoves:
         slot = worker.message.slot
         past = world.past[slot]
         held, image = self._ask(world.image, "finish", slot, worker.run, state)
-        holds = past.holder == worker.run
+        holds = past.holder == worker.run and not past.abandoned
         # A run whose retry has taken the slot and been rejected may be told either: there is nothing to write.
         either = state == "retrying" and not held
         require(held == holds or either, "The run that holds the slot, and no other, says how it ended.")
@@ -179,6 +188,7 @@ class WorkerMoves:
             past = Past(
                 past.owner,
                 past.batch,
+                attempt=past.attempt,
                 holder=past.holder,
                 holder_after=past.holder_after,
                 ended=True,
@@ -207,11 +217,12 @@ class WorkerMoves:
                 _fault(_queue(world, again)),
             )
         else:
-            lost = world.past[slot]._replace(lost=True)
+            # Where the leader looks after dead runs, it isn't needed that the broker does.
+            lost = world.past[slot]._replace(lost=self._rules.on_crash == "auto")
             yield f"the worker of {worker.run} dies", False, gone._replace(past=put(world.past, slot, lost))
         if worker.phase != "running":
             return
-        retry = _queue(world, Message(slot, worker.message.epoch, worker.run, False))
+        retry = _queue(world, Message(slot, worker.message.epoch, worker.message.attempt, worker.run, False))
         yield (
             f"{worker.run} sends its retry",
             False,
@@ -220,18 +231,19 @@ class WorkerMoves:
         if self._rules.acks_late:
             requeued = self._finished(world, number, worker, "requeued")
             yield f"{worker.run} rejects its message back into the queue", False, _fault(requeued)
-            if not worker.frozen:
-                image = world.image
-                if image.field(slot, "run") == worker.run and image.field(slot, "run_until") == "live":
-                    image = image.with_run_lease_over(slot)
-                frozen = _set(world, number, worker._replace(frozen=True))._replace(image=image)
-                yield f"{worker.run} freezes for longer than its lease", False, _fault(frozen)
+        if not worker.frozen and (self._rules.acks_late or self._rules.on_crash != "auto"):
+            image = world.image
+            if image.field(slot, "run") == worker.run and image.field(slot, "run_until") == "live":
+                image = image.with_run_lease_over(slot)
+            frozen = _set(world, number, worker._replace(frozen=True))._replace(image=image)
+            yield f"{worker.run} freezes for longer than its lease", False, _fault(frozen)
 
 
 def _said(message: Message) -> str:
     what = f"the retry of {message.after}" if message.after else "the message"
     again = ", delivered before," if message.redelivered else ""
-    return f"{what} of {message.slot} under epoch {message.epoch % 1_000}{again}"
+    attempt = f" as attempt {message.attempt}" if message.attempt > 1 else ""
+    return f"{what} of {message.slot} under epoch {message.epoch % 1_000}{attempt}{again}"
 
 
 def _new_run(world: World) -> str:

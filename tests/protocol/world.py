@@ -15,6 +15,7 @@ class Message(NamedTuple):
 
     slot: int
     epoch: int
+    attempt: int
     after: str
     redelivered: bool
     asked: tuple[str, ...] = ()  # the runs under which it asked before and never saw the answer
@@ -26,6 +27,7 @@ class Hand(NamedTuple):
     stage: str  # asked (the answer was lost), claimed, published, unknown (the publish didn't come back)
     epoch: int
     batch: str
+    attempt: int
 
 
 class Leader(NamedTuple):
@@ -52,11 +54,13 @@ class Past(NamedTuple):
     owner: int = 0  # the epoch of the latest claim that was granted
     batch: str = ""
     claim: str = ""  # open, given back, said (sent or unknown), doubted, missed
+    attempt: int = 1  # what was sent under a lower one is superseded
     holder: str = ""  # the latest run that was let in, unless it gave the slot up again
     holder_after: str = ""
     ended: bool = False
     done: int = 0
-    copies: int = 0  # of the leader's message, that were published
+    abandoned: bool = False  # the holder died, and nobody runs the slot again
+    copies: int = 0  # of the leader's message of this attempt, that were published
     arrived: int = 0  # the newest epoch of them that reached the queue
     refused: int = 0  # the newest epoch of a message that was refused while its epoch owned the slot
     unheld: bool = False  # a run was done that had lost the slot while it was frozen
@@ -96,6 +100,8 @@ class Rules:
     mode: str = "slot"
     acks_late: bool = True
     misses: bool = False
+    on_crash: str = "auto"
+    max_attempts: int = 1
     terms: int = 2  # for each leader
     elections: int = 3  # in all
     faults: int = 2

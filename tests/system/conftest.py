@@ -22,6 +22,7 @@ from pytest_celery import (
     CeleryWorkerCluster,
 )
 
+from celery_leaderbeat.ledger import Ledger
 from tests.support.containers import (
     BeatCluster,
     BeatContainer,
@@ -160,4 +161,15 @@ def celery_setup_app(
         app.backend.result_consumer.stop()
     with contextlib.suppress(Exception):
         app.backend.client.connection_pool.disconnect()
+    app.close()
+
+
+@pytest.fixture
+def ledger(scene: Scene) -> Iterator[Ledger]:
+    """The scene's ledger, as an operator's process has it."""
+    app = Celery("project", broker=scene.broker_url, set_as_current=False)
+    app.conf.leaderbeat_redis_url = scene.ledger_url
+    ledger = Ledger.for_app(app)
+    yield ledger
+    ledger.close()
     app.close()

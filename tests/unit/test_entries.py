@@ -7,16 +7,17 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.beat import BeatLazyFunc, ScheduleEntry
 from celery.schedules import BaseSchedule, crontab, schedule
 
 from celery_leaderbeat.agenda import Agenda
 from celery_leaderbeat.entries import check_entry, load_plans
 from celery_leaderbeat.errors import EntryError
-from celery_leaderbeat.message import build_message, expired_before
-from celery_leaderbeat.plan import ASK_AGAIN_AFTER, Plan
+from celery_leaderbeat.message import build_message, seconds_until
+from celery_leaderbeat.plan import ASK_AGAIN_AFTER, POLICY_OPTION, Plan
 from celery_leaderbeat.policy import Miss, Policy, Send
+from celery_leaderbeat.task import FencedTask
 
 T0 = datetime(2026, 10, 2, 3, 0, tzinfo=timezone.utc)
 SECOND = timedelta(seconds=1)
@@ -35,7 +36,7 @@ def build(app: Celery) -> Any:
 
 def plan(app: Celery, name: str = "tick", every: Any = 1.0, **entry: Any) -> Plan:
     raw = {"task": "unit.task", "schedule": every, **entry}
-    plans = load_plans({name: check_entry(name, raw, build(app))}, {}, None)
+    plans = load_plans({name: check_entry(name, raw, build(app))}, {}, None, {})
     return plans[name]
 
 
@@ -79,7 +80,7 @@ def test_a_bad_policy_or_interval_costs_only_its_own_entry(
     }
     entries = {name: check_entry(name, item, build(app)) for name, item in raw.items()}
     with caplog.at_level(logging.ERROR):
-        plans = load_plans(entries, {}, None)
+        plans = load_plans(entries, {}, None, {})
     assert set(plans) == {"good"}
     assert sorted(record.entry for record in caplog.records) == ["mapping", "negative", "policy"]
     assert "catch_up" in caplog.text
@@ -91,7 +92,7 @@ def test_the_starting_deadline_of_crontabs_is_no_deadline_of_intervals(app: Cele
         "interval": {"task": "t", "schedule": 60.0},
     }
     entries = {name: check_entry(name, item, build(app)) for name, item in raw.items()}
-    plans = load_plans(entries, {}, 90)
+    plans = load_plans(entries, {}, 90, {})
     assert plans["cron"].policy.deadline == 90
     assert plans["interval"].policy.deadline is None
 
@@ -135,7 +136,7 @@ def test_a_slot_that_is_given_back_comes_first_and_only_once(app: Celery) -> Non
     decisions = item.decide(T0 + SECOND, T0)
     assert decisions == [Send(T0 + SECOND)]
     item.advance(T0 + SECOND)
-    assert item.returned == []
+    assert not item.returned
     assert item.last == T0 + SECOND
 
 
@@ -215,26 +216,158 @@ def test_only_one_side_may_decide_about_a_message(app: Celery) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expires", "expired"),
+    ("expires", "seconds"),
     [
-        (None, False),
-        (10, False),
-        (0, True),
-        (-1.5, True),
-        (True, False),
-        (timedelta(seconds=5), False),
-        (timedelta(0), True),
-        (T0 - SECOND, True),
-        (T0 + SECOND, False),
-        ("2026-10-02T02:59:59Z", True),
-        ("2026-10-02T05:00:01+02:00", False),
-        ("soon", False),
-        (datetime(2026, 10, 2, 2, 59), True),
-        (datetime(2026, 10, 2, 3, 1), False),
+        (None, None),
+        (10, 10.0),
+        (0, 0.0),
+        (-1.5, -1.5),
+        (True, None),
+        (timedelta(seconds=5), 5.0),
+        (timedelta(0), 0.0),
+        (T0 - SECOND, -1.0),
+        (T0 + SECOND, 1.0),
+        ("2026-10-02T02:59:59Z", -1.0),
+        ("2026-10-02T05:00:01+02:00", 1.0),
+        ("2026-10-02T03:00:07", 7.0),
+        ("soon", None),
+        ("", None),
+        (datetime(2026, 10, 2, 2, 59), -60.0),
+        (datetime(2026, 10, 2, 3, 1), 60.0),
+        ([5], None),
     ],
 )
-def test_a_message_is_born_expired_by_the_time_of_its_send(expires: Any, expired: bool) -> None:
-    assert expired_before(expires, T0) is expired
+def test_the_time_until_a_message_expires_counts_from_its_send(expires: Any, seconds: float | None) -> None:
+    found = seconds_until(expires, T0)
+    assert found == seconds
+    assert found is None or type(found) is float
+
+
+def test_a_message_says_which_attempt_it_is_and_who_asked(app: Celery) -> None:
+    item = plan(app)
+    message = build_message(item, T0, epoch=9, prefix="p", attempt=3, request="r", force=True)
+    assert message.options["headers"]["leaderbeat_attempt"] == 3
+    assert (message.request, message.force, message.stamp.attempt) == ("r", True, 3)
+    first = build_message(item, T0, epoch=9, prefix="p")
+    assert (first.request, first.force) == ("", False)
+    assert first.task_id != message.task_id, "each attempt has a task id of its own"
+
+
+# Policies that need to know when a slot is done
+
+
+class Fenced(FencedTask):
+    """A FencedTask that acknowledges late."""
+
+    name = "late"
+    acks_late = True
+
+
+class FencedEarly(FencedTask):
+    """A FencedTask that acknowledges early."""
+
+    name = "early"
+
+
+class Plain(Task):
+    """Any other task."""
+
+    name = "plain"
+
+
+TASKS = {task.name: task() for task in (Fenced, FencedEarly, Plain)}
+
+
+def planned(app: Celery, task: str, policy: Any, defaults: Any = None) -> dict[str, Plan]:
+    raw = {
+        "task": task,
+        "schedule": 5.0,
+        **({"options": {POLICY_OPTION: policy}} if policy is not None else {}),
+    }
+    return load_plans({"job": check_entry("job", raw, build(app))}, defaults or {}, None, TASKS)
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ({"on_crash": "rerun"}, ["on_crash 'rerun'", "set on_crash to 'auto'"]),
+        ({"on_crash": "rerun", "max_attempts": 2}, ["on_crash 'rerun'"]),
+        ({"overlap": "skip"}, ["overlap 'skip'", "set overlap to 'allow'"]),
+        ({"overlap": "queue"}, ["overlap 'queue'"]),
+        ({"on_crash": "rerun", "overlap": "skip"}, ["on_crash 'rerun'"]),
+    ],
+)
+@pytest.mark.parametrize("where", ["own", "defaults"])
+def test_a_policy_that_needs_done_markers_is_refused_for_a_task_that_leaves_none(
+    app: Celery, policy: dict[str, Any], words: list[str], where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, defaults = (policy, {}) if where == "own" else (None, policy)
+    assert planned(app, "plain", own, defaults) == {}
+    (record,) = caplog.records
+    assert (record.levelname, record.action, record.entry) == ("ERROR", "entry_refused", "job")
+    message = record.getMessage()
+    for word in ("'job'", "task plain isn't a FencedTask", "marked as done", "base=FencedTask", *words):
+        assert word in message
+    assert message.endswith("The other entries run.")
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        None,
+        {},
+        {"on_crash": "skip"},
+        {"on_crash": "auto", "overlap": "allow"},
+        {"prefer": "duplicate", "jitter": 9},
+    ],
+)
+@pytest.mark.parametrize("task", ["plain", "early", "late", "not imported"])
+def test_what_needs_no_done_marker_goes_with_every_task(
+    app: Celery, task: str, policy: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert set(planned(app, task, policy)) == {"job"}
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("policy", [{"on_crash": "rerun"}, {"overlap": "skip"}, {"overlap": "queue"}])
+@pytest.mark.parametrize("task", ["late", "not imported"])
+def test_it_goes_with_a_fenced_task_and_one_that_beat_hasnt_imported_is_taken_on_trust(
+    app: Celery, task: str, policy: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    (found,) = planned(app, task, policy).values()
+    assert {key: getattr(found.policy, key) for key in policy} == policy
+    assert not caplog.records
+
+
+def test_an_entry_may_take_back_a_default_that_its_task_cant_have(app: Celery) -> None:
+    defaults = {"on_crash": "rerun", "max_attempts": 5, "overlap": "skip"}
+    own = {"on_crash": "auto", "overlap": "allow"}
+    (found,) = planned(app, "plain", own, defaults).values()
+    assert (found.policy.on_crash, found.policy.overlap) == ("auto", "allow")
+
+
+@pytest.mark.parametrize(("policy", "warns"), [({"on_crash": "rerun"}, True), ({"overlap": "queue"}, False)])
+def test_rerun_of_a_task_that_acknowledges_early_runs_with_a_warning(
+    app: Celery, policy: Any, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert set(planned(app, "early", policy)) == {"job"}
+    said = [(r.levelname, r.action, r.entry) for r in caplog.records]
+    assert said == ([("WARNING", "rerun_without_acks_late", "job")] if warns else [])
+    if warns:
+        for word in ("'job'", "on_crash 'rerun'", "early", "Set acks_late = True"):
+            assert word in caplog.text
+
+
+def test_a_refused_policy_costs_only_its_own_entry(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    raw = {
+        "good": {"task": "late", "schedule": 5.0, "options": {POLICY_OPTION: {"overlap": "skip"}}},
+        "bad": {"task": "plain", "schedule": 5.0, "options": {POLICY_OPTION: {"overlap": "skip"}}},
+        "typo": {"task": "late", "schedule": 5.0, "options": {POLICY_OPTION: {"overlaps": "skip"}}},
+    }
+    entries = {name: check_entry(name, item, build(app)) for name, item in raw.items()}
+    assert set(load_plans(entries, {}, None, TASKS)) == {"good"}
+    assert [record.entry for record in caplog.records] == ["bad", "typo"]
+    assert "did you mean 'overlap'?" in caplog.text
 
 
 def test_a_schedule_with_no_slot_at_all_is_named(app: Celery) -> None:

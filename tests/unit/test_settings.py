@@ -17,6 +17,7 @@ import redis
 from celery import Celery
 from django.conf import LazySettings
 
+from celery_leaderbeat._conf import Source
 from celery_leaderbeat.errors import PolicyError, SettingsError
 from celery_leaderbeat.settings import NOT_YET, Settings, unknown_settings
 
@@ -66,6 +67,7 @@ def test_the_defaults() -> None:
     assert made.policy == {}
     assert made.slot_retention == 3600
     assert made.clock == "redis"
+    assert made.events == 10_000
     origins = dict(made.origins)
     assert origins.pop("redis_url") == "broker_url"
     assert set(origins.values()) == {"default"}
@@ -335,6 +337,73 @@ def test_what_isnt_a_flag_is_refused(value: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [
+        (0, 0),
+        (1, 1),
+        (500, 500),
+        ("0", 0),
+        (" 500 ", 500),
+        ("007", 7),
+        (999_999_999, 999_999_999),
+        (None, 10_000),
+    ],
+)
+def test_a_count_is_a_whole_number_and_may_come_as_text_from_the_environment(value: Any, count: int) -> None:
+    made = settings(leaderbeat_events=value)
+    assert made.events == count
+    assert type(made.events) is int
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        -1,
+        "-1",
+        "",
+        "many",
+        "1e3",
+        "1.0",
+        1.0,
+        0.5,
+        True,
+        False,
+        [5],
+        b"5",
+        10**9,
+        "9" * 10,
+        10**30,
+        "٣",
+        "1_000",
+    ],
+)
+def test_what_isnt_a_count_is_refused(value: Any) -> None:
+    message = refusal(leaderbeat_events=value)
+    assert message.startswith("leaderbeat_events is ")
+    assert message.endswith(": it must be a whole number from 0 to 999_999_999.")
+
+
+def test_a_count_is_found_and_named_in_every_spelling() -> None:
+    for name in ("CELERY_LEADERBEAT_EVENTS", "LEADERBEAT_EVENTS"):
+        app = Celery("proj", set_as_current=False)
+        app.config_from_object(module(CELERY_BROKER_URL=BROKER, **{name: "20"}), namespace="CELERY")
+        source = Source(app)
+        assert source.count("events", 7) == 20
+        assert source.origins == {"events": name}
+        assert "rule" in str(source.refused("events", "x", "rule"))
+    source = Source(make_app())
+    assert source.count("events", 7) == 7
+    assert source.origins == {"events": "default"}
+    with pytest.raises(SettingsError, match="leaderbeat_events and LEADERBEAT_EVENTS are one setting"):
+        settings(leaderbeat_events=1, LEADERBEAT_EVENTS=2)
+
+
+def test_a_misspelled_events_is_reported() -> None:
+    (message,) = unknown_settings(make_app(leaderbeat_event=5))
+    assert message == "leaderbeat_event isn't a setting of leaderbeat; did you mean leaderbeat_events?"
+
+
 def test_an_unknown_clock_is_refused_with_the_accepted_ones() -> None:
     assert settings(leaderbeat_clock="local").clock == "local"
     assert refusal(leaderbeat_clock="ntp") == "leaderbeat_clock is 'ntp': it must be 'redis' or 'local'."
@@ -345,6 +414,8 @@ def test_the_policy_is_validated_at_start() -> None:
     assert settings(leaderbeat_policy={"catch_up": "all"}).policy == {"catch_up": "all"}
     with pytest.raises(PolicyError, match="catchup"):
         settings(leaderbeat_policy={"catchup": "all"})
+    with pytest.raises(PolicyError, match="max_attempts is 5, but on_crash is 'auto'"):
+        settings(leaderbeat_policy={"max_attempts": 5})
     assert "leaderbeat_policy must be a mapping, not str" in refusal(leaderbeat_policy="all")
 
 
@@ -659,6 +730,16 @@ def test_the_banner_shows_effective_values_and_where_they_came_from() -> None:
         "    . leaderbeat publish timeout -> 3s (default), stall timeout 9s (default)",
         "    . leaderbeat slot retention -> 3600s (default)",
         "    . leaderbeat clock -> redis (default)",
+        "    . leaderbeat events -> 10000 (default)",
+    ]
+    more = (
+        settings(leaderbeat_events=0, leaderbeat_policy={"overlap": "skip", "jitter": 5})
+        .banner()
+        .splitlines()
+    )
+    assert more[-2:] == [
+        "    . leaderbeat events -> 0 (leaderbeat_events)",
+        "    . leaderbeat policy -> jitter 5, overlap 'skip' (leaderbeat_policy)",
     ]
 
 

@@ -195,6 +195,23 @@ unverified_refuse = _task("unverified_refuse", FencedTask, when_unverifiable="re
 soft_limited = _task("soft_limited", FencedTask, seconds=60.0, soft_time_limit=1)
 
 
+def _hang(task: Task, *, until: int = 2, seconds: float = 60.0, then: float = 0.2, **more: Any) -> str | None:
+    """As `_run`: attempts before the attempt `until` take `seconds`, the later ones `then`."""
+    return _run(task, seconds=seconds if task.tick.attempt < until else then, **more)
+
+
+@app.task(name="project.hanging", bind=True, base=FencedTask, acks_late=True, reject_on_worker_lost=True)
+def hanging(self: Task, **kwargs: Any) -> str | None:
+    """Hang until the worker is killed, at first."""
+    return _hang(self, **kwargs)
+
+
+@app.task(name="project.hanging_early", bind=True, base=FencedTask)
+def hanging_early(self: Task, **kwargs: Any) -> str | None:
+    """The same, acknowledged before it runs."""
+    return _hang(self, **kwargs)
+
+
 # Under the name that the `celery_setup` of pytest-celery sends; importing its module would double the start-up time.
 @app.task(name="pytest_celery.vendors.worker.tasks.ping")
 def ping() -> str:

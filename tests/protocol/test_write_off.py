@@ -1,14 +1,11 @@
-"""doubt and miss: slots that nobody will send end in one explained state, and are counted once."""
+"""doubt and write_off: slots that nobody will send end in one explained state, and are counted once."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 
 from celery_leaderbeat.ledger import NotLeading
-from celery_leaderbeat.tick import slot_to_us
-from tests.protocol.ground import ENTRY, Ground, slot
+from tests.protocol.ground import ENTRY, Ground
 
 LEASES = ["gone", "of another term", "not ours"]
 
@@ -59,7 +56,7 @@ def test_an_older_claim_that_prefers_a_duplicate_is_not_doubted_but_left_to_be_c
     assert ground.ask(term, 1, batch="next", prefer="duplicate") == ["claimed"]
 
 
-@pytest.mark.parametrize("state", ["sent", "unconfirmed", "running", "retrying", "done", "failed", "missed"])
+@pytest.mark.parametrize("state", ["sent", "unconfirmed", "retrying", "done", "failed", "missed", "skipped"])
 def test_a_slot_that_is_past_its_claim_is_not_doubted_and_leaves_the_sweep_list(
     ground: Ground, state: str
 ) -> None:
@@ -68,6 +65,14 @@ def test_a_slot_that_is_past_its_claim_is_not_doubted_and_leaves_the_sweep_list(
     assert ground.doubt(ground.next_term(), 1) == [state]
     assert ground.state(1) == state
     assert ground.unfinished() == set()
+
+
+def test_a_slot_that_runs_is_not_doubted_and_stays_on_the_sweep_list(ground: Ground) -> None:
+    term = ground.elect()
+    ground.claim(term, 1)
+    ground.start(1, term.epoch)
+    assert ground.doubt(ground.next_term(), 1) == ["running"]
+    assert ground.unfinished() == {ground.key(1)}
 
 
 def test_a_slot_that_was_given_back_stays_on_the_sweep_list(ground: Ground) -> None:
@@ -112,17 +117,89 @@ def test_slots_without_records_are_missed_by_their_range(ground: Ground) -> None
     assert ground.ledger.counts()["missed"] == 5
 
 
-def test_the_latest_range_that_was_missed_is_noted_with_its_reason(ground: Ground) -> None:
+def test_the_ranges_that_were_never_sent_are_kept_with_their_reasons(ground: Ground) -> None:
     term = ground.elect()
     ground.miss(term, 2, 2, reason="nobody led")
     ground.miss(term, 5, 3, reason="too late")
-    noted = json.loads(ground.client.hget(ground.keys.entries, ENTRY))["miss"]
-    assert noted == {
-        "first": str(slot_to_us(slot(3))),
-        "last": str(slot_to_us(slot(5))),
-        "count": 3,
-        "reason": "too late",
-    }
+    ground.miss(term, 6, 1, reason="too late", state="skipped")
+    assert ground.ranges() == [
+        ("missed", 1, 2, 2, "nobody led"),
+        ("missed", 3, 5, 3, "too late"),
+        ("skipped", 6, 6, 1, "too late"),
+    ]
+
+
+def test_a_range_that_goes_on_where_the_newest_one_ended_becomes_part_of_it(ground: Ground) -> None:
+    term = ground.elect()
+    for newest in (2, 3, 5):
+        ground.miss(term, newest, 2 if newest == 5 else 1)
+    assert ground.ranges() == [("missed", 2, 5, 4, "too late")]
+
+
+def test_ranges_with_a_slot_between_them_that_was_claimed_stay_apart(ground: Ground) -> None:
+    term = ground.elect()
+    ground.miss(term, 1, 1)
+    ground.claim(term, 2)
+    ground.miss(term, 3, 1)
+    assert ground.ranges() == [("missed", 1, 1, 1, "too late"), ("missed", 3, 3, 1, "too late")]
+
+
+def test_an_end_that_is_asked_for_again_keeps_its_range_once(ground: Ground) -> None:
+    term = ground.elect()
+    assert [ground.miss(term, 5, 5) for _ in range(2)] == [5, 0]
+    assert ground.ranges() == [("missed", 1, 5, 5, "too late")]
+
+
+def test_ranges_are_kept_for_longer_than_any_record_and_ten_thousand_of_them(ground: Ground) -> None:
+    key = ground.keys.unsent(ENTRY)
+    ground.client.zadd(key, {f"range {number}": number for number in range(10_000)})
+    term = ground.elect()
+    ground.miss(term, 5, 5)
+    assert ground.client.zcard(key) == 10_000
+    assert ground.client.zscore(key, "range 0") is None
+    assert ground.client.zscore(key, "range 1") == 1
+    assert ground.client.pttl(key) > 399 * 86_400_000
+
+
+def test_a_newest_range_that_cannot_be_read_stays_as_it_is(ground: Ground) -> None:
+    ground.client.zadd(ground.keys.unsent(ENTRY), {"not JSON": 1})
+    ground.miss(ground.elect(), 5, 5)
+    assert ground.client.zcard(ground.keys.unsent(ENTRY)) == 2
+
+
+def test_skipped_slots_are_counted_apart_from_missed_ones(ground: Ground) -> None:
+    term = ground.elect()
+    ground.claim(term, 1)
+    ground.give_back(term.epoch, 1)
+    assert [ground.miss(term, 3, 3, [1], reason="paused", state="skipped") for _ in range(2)] == [3, 0]
+    entry = ground.ledger.entries()[ENTRY]
+    assert (entry.missed, entry.skipped) == (0, 3)
+    assert {"skipped": 3}.items() <= ground.ledger.counts().items()
+    assert "missed" not in ground.ledger.counts()
+    record = ground.record(1)
+    assert (record.state, record.reason) == ("skipped", "paused")
+    assert ground.unfinished() == set()
+
+
+def test_an_end_of_slots_with_records_alone_keeps_no_range_and_decides_nothing_further(
+    ground: Ground,
+) -> None:
+    term = ground.elect()
+    ground.claim(term, 1, 2)
+    ground.give_back(term.epoch, 1)
+    assert ground.miss(term, 1, 1, [1]) == 1
+    assert ground.ranges() == []
+    assert ground.last_decided() == 2
+
+
+def test_a_slot_that_is_to_be_run_again_can_be_written_off(ground: Ground) -> None:
+    term = ground.elect()
+    ground.claim(term, 1, on_crash="rerun", max_attempts=3)
+    ground.start(1, term.epoch)
+    ground.let_run_lease_end(1)
+    ground.crash(term, 1)
+    assert ground.miss(term, 1, 1, [1], reason="its entry is gone") == 1
+    assert (ground.state(1), ground.record(1).attempt) == ("missed", 2)
 
 
 def test_a_miss_that_is_asked_again_counts_once(ground: Ground) -> None:
@@ -195,6 +272,14 @@ def test_a_slot_that_was_missed_is_not_claimed_later(ground: Ground) -> None:
     ground.give_back(term.epoch, 1)
     ground.miss(term, 1, 1, [1])
     assert ground.ask(ground.next_term(), 1, batch="next") == ["missed"]
+
+
+def test_a_slot_that_was_skipped_is_not_claimed_later(ground: Ground) -> None:
+    term = ground.elect()
+    ground.claim(term, 1)
+    ground.give_back(term.epoch, 1)
+    ground.miss(term, 2, 2, [1], state="skipped")
+    assert ground.ask(ground.next_term(), 1, 2, batch="next") == ["skipped", "decided"]
 
 
 @pytest.mark.parametrize("lease", LEASES)

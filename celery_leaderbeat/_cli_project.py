@@ -1,0 +1,93 @@
+"""What a command of the command line works on: the app's schedule, the ledger, and who asks."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import click
+from celery.beat import ScheduleEntry
+
+from celery_leaderbeat.definitions import schedule_of
+from celery_leaderbeat.entries import check_entry
+from celery_leaderbeat.errors import EntryError
+from celery_leaderbeat.ledger import Ledger
+from celery_leaderbeat.orders import ALL, Orders
+from celery_leaderbeat.task import FencedTask
+
+__all__ = ["Project"]
+
+
+class Project:
+    """One app, as a command sees it.
+
+    Parameters:
+        app: the Celery application; its modules are imported, as beat does, so that the schedule is complete
+            and the tasks are known.
+        by: who gives orders; by default the user and host of this process.
+    """
+
+    def __init__(self, app: Any, by: str = "") -> None:
+        app.loader.import_default_modules()
+        app.finalize()
+        self.app = app
+        self.ledger = Ledger.for_app(app)
+        self.orders = Orders(self.ledger, by)
+        self.schedule: dict[str, Any] = {}
+        for name, raw in app.conf.beat_schedule.items():
+            try:
+                self.schedule[name] = check_entry(
+                    name, raw, lambda **fields: ScheduleEntry(**fields, app=app)
+                )
+            except EntryError:
+                # Beat says so when it starts; here it is an entry that isn't there.
+                continue
+
+    def check(self, name: str, *, sendable: bool = False) -> str:
+        """The entry's name if there is such an entry, for `sendable` one that a leader sends.
+
+        Raises:
+            UsageError: there is none; names the nearest.
+        """
+        kept = self.ledger.entries()
+        known = (
+            {*self.schedule, *kept} if sendable else {*self.schedule, *kept, *self.orders.look()[0]} - {ALL}
+        )
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3)
+            hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else _listing(known)
+            raise click.UsageError(f"There is no entry {name!r} in the schedule or in the ledger.{hint}")
+        if sendable and name not in self.schedule and kept[name].removed:
+            raise click.UsageError(f"The entry {name!r} was removed from the schedule: no leader sends it.")
+        return name
+
+    def whose(self, entry: str | None, every: bool) -> str:
+        """The entry that a command names, or `ALL`."""
+        if (entry is None) == (not every):
+            raise click.UsageError("Name one entry, or say --all.")
+        return ALL if entry is None else self.check(entry)
+
+    def timetable(self, name: str) -> Any:
+        """The schedule of an entry; None if it isn't known here."""
+        if name in self.schedule:
+            return self.schedule[name].schedule
+        kept = self.ledger.entries(name).get(name)
+        return None if kept is None else schedule_of(kept.fingerprint)
+
+    def undone(self, name: str) -> int:
+        """How many of an entry's slots have no done marker; 0 where its task never leaves one."""
+        entry = self.schedule.get(name)
+        if entry is None or not isinstance(self.app.tasks.get(entry.task), FencedTask):
+            return 0
+        return self.ledger.undone(name, entry.schedule)
+
+    def say_if_nobody_leads(self) -> None:
+        if self.ledger.leader() is None:
+            click.echo("Nobody leads now: it is done once a replica leads.", err=True)
+
+
+def _listing(known: set[str]) -> str:
+    names = sorted(known)
+    if not names:
+        return " There are no entries at all."
+    return f" The entries are {', '.join(map(repr, names[:10]))}{', …' if len(names) > 10 else ''}."

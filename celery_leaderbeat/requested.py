@@ -1,0 +1,145 @@
+"""The leader's part of requests: slots that somebody asked for are sent, whatever the entry's policy and pauses.
+
+A request stays in Redis until each of its slots has been claimed, or needn't be. So a leader that comes in between
+goes through it again, and finds by the slots' records, which name the request, what has been done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from itertools import islice
+
+from celery_leaderbeat.ledger import Ledger
+from celery_leaderbeat.orders import ALL, Orders, Request
+from celery_leaderbeat.plan import Plan
+from celery_leaderbeat.policy import Due, Send, decide
+from celery_leaderbeat.records import SlotRecord
+from celery_leaderbeat.tick import slot_text, tick_key
+from celery_leaderbeat.timeline import slots_between
+
+__all__ = ["Requested"]
+
+logger = logging.getLogger(__name__)
+
+#: The most slots that one request may ask for.
+_MOST = 10_000
+#: Ends of a slot that wasn't done: from these a request starts it again.
+_REPEATABLE = ("missed", "skipped", "failed", "refused", "abandoned", "unconfirmed")
+
+
+class Requested:
+    """The requests of one term.
+
+    Parameters:
+        ledger: where the slots' records are.
+        orders: where the requests are.
+        plans: the plans of all entries.
+        taken_up: called with each plan that has got slots to send.
+    """
+
+    def __init__(
+        self, ledger: Ledger, orders: Orders, plans: Mapping[str, Plan], taken_up: Callable[[Plan], None]
+    ) -> None:
+        self._ledger = ledger
+        self._orders = orders
+        self._plans = plans
+        self._taken_up = taken_up
+        self._open: dict[str, tuple[Request, list[Plan]]] = {}
+
+    def forces(self, request: str) -> bool:
+        """Whether the request is for slots that are done or under way, too."""
+        known = self._open.get(request)
+        return known is not None and known[0].force
+
+    def look(self, requests: Iterable[Request], now: datetime) -> None:
+        """Take up requests that are new, and close those that are carried out.
+
+        Raises:
+            StoreError: the ledger doesn't answer; look again.
+        """
+        for request in requests:
+            if request.id not in self._open:
+                self._open[request.id] = (request, self._take_up(request, now))
+        for key, (request, plans) in list(self._open.items()):
+            if not any(owed.request == key for plan in plans for owed in plan.returned.values()):
+                self._orders.done_with(request)
+                del self._open[key]
+
+    def _take_up(self, request: Request, now: datetime) -> list[Plan]:
+        if request.entry == ALL:
+            plans = list(self._plans.values())
+        elif request.entry in self._plans:
+            plans = [self._plans[request.entry]]
+        else:
+            logger.warning(
+                "%s asks for slots of the entry %r, which isn't in the schedule: nothing is sent.",
+                request.by,
+                request.entry,
+                extra={"action": "request_refused", "entry": request.entry},
+            )
+            return []
+        for plan in plans:
+            self._take_up_of(plan, request, now)
+        return plans
+
+    def _take_up_of(self, plan: Plan, request: Request, now: datetime) -> None:
+        try:
+            slots = _slots(plan, request, now)
+        except Exception:
+            logger.exception(
+                "Entry %r: its schedule can't say which slots %s asks for: nothing is sent.",
+                plan.name,
+                request.by,
+                extra={"action": "request_refused", "entry": plan.name},
+            )
+            return
+        if len(slots) > _MOST:
+            logger.warning(
+                "%s asks for more than %d slots of the entry %r: nothing is sent. Ask for less at once.",
+                request.by,
+                _MOST,
+                plan.name,
+                extra={"action": "request_refused", "entry": plan.name},
+            )
+            return
+        records = self._ledger.slots([tick_key(plan.name, slot) for slot in slots])
+        attempts = {
+            slot: _attempt(request, record) for slot, record in zip(slots, records.values(), strict=True)
+        }
+        wanted = [(slot, attempt) for slot, attempt in attempts.items() if attempt]
+        for slot, attempt in wanted:
+            plan.give_back(slot, attempt, request.id)
+        if wanted:
+            self._taken_up(plan)
+        logger.info(
+            "Entry %r: %s asks for %d slots up to %s; %d of them are sent.",
+            plan.name,
+            request.by,
+            len(slots),
+            slot_text(request.until),
+            len(wanted),
+            extra={"action": "requested", "entry": plan.name, "count": len(wanted)},
+        )
+
+
+def _slots(plan: Plan, request: Request, now: datetime) -> list[datetime]:
+    if request.kind == "run":
+        return [request.until]
+    due = slots_between(plan.schedule, request.since, min(request.until, now))
+    if request.kind == "catch_up":
+        decisions = decide(plan.policy, (Due(slot, slot) for slot in due), led_since=now, now=now)
+        return [decision.slot for decision in decisions if isinstance(decision, Send)]
+    return list(islice(due, _MOST + 1))
+
+
+def _attempt(request: Request, record: SlotRecord | None) -> int:
+    """As which attempt a slot is to be sent; 0 if it isn't."""
+    if record is None:
+        return 1
+    if record.state == "returned":
+        return record.attempt
+    if record.request == request.id:
+        return 0
+    return record.attempt + 1 if request.force or record.state in _REPEATABLE else 0

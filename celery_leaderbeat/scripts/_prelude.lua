@@ -1,0 +1,71 @@
+-- Goes before every script: the events, the clock, and what more than one script has to read.
+--
+-- Each call brings one key and one argument ahead of those that a script's own header counts; they are taken
+-- off here.
+--
+-- KEYS  first: events, a stream of what was decided, capped
+-- ARGV  first: how many events are kept, 0 for none
+
+local EVENTS, EVENTS_KEPT = table.remove(KEYS, 1), table.remove(ARGV, 1)
+
+-- Writes an event: its name, then field, value, field, value, … The stream's own ids are its times.
+local function event(name, ...)
+  if EVENTS_KEPT ~= '0' then
+    redis.call('XADD', EVENTS, 'MAXLEN', '~', EVENTS_KEPT, '*', 'event', name, ...)
+  end
+end
+
+-- The server's time in µs since the Unix epoch.
+local function now_in_us()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+-- The server's time in ms since the Unix epoch.
+local function now_in_ms()
+  return math.floor(now_in_us() / 1000)
+end
+
+-- A whole number as text; Lua would write a large one with an exponent.
+local function whole(number)
+  return string.format('%d', number)
+end
+
+-- What is kept of an entry, nil where there is nothing that can be read.
+local function entry_of(text)
+  local readable, entry = pcall(cjson.decode, text or '')
+  if readable and type(entry) == 'table' and tonumber(entry.slot) then
+    return entry
+  end
+  return nil
+end
+
+-- The pauses in one field of the `paused` hash; what can't be read is none.
+local function pauses_of(text)
+  local readable, spans = pcall(cjson.decode, text or '[]')
+  local found = {}
+  for _, span in ipairs(readable and type(spans) == 'table' and spans or {}) do
+    if type(span) == 'table' and tonumber(span.since) then
+      span['until'] = tonumber(span['until']) and span['until'] or nil
+      found[#found + 1] = span
+    end
+  end
+  return found
+end
+
+-- Keeps a range of one entry's slots that will never be sent. One that goes on right where the newest range ended,
+-- in the same state and for the same reason, becomes part of it. `before` is the slot decided before the range.
+--
+-- range  {state, first, last, count, reason}; slots in µs, as texts
+local function keep_range(key, before, range)
+  local newest = redis.call('ZREVRANGE', key, 0, 0)[1]
+  local readable, known = pcall(cjson.decode, newest or '')
+  if readable and known.last == before and known.state == range.state and known.reason == range.reason then
+    redis.call('ZREM', key, newest)
+    range.first = known.first
+    range.count = known.count + range.count
+  end
+  redis.call('ZADD', key, range.last, cjson.encode(range))
+  redis.call('ZREMRANGEBYRANK', key, 0, -10001)
+  redis.call('PEXPIRE', key, '34560000000')
+end

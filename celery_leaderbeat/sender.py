@@ -1,0 +1,305 @@
+"""Sending: claim a batch, publish it, and leave each of its slots with a known end.
+
+The claim is written in one script together with the check of the lease; each message is published under the
+lease's local deadline; the publisher confirms it at once. So a slot stands between claim and confirm only while its
+own message is on the way, and a leader that dies there leaves at most that one in doubt, however many were claimed
+with it.
+
+What a slot becomes when something goes wrong:
+
+=========================================  ==================================================================
+no connection, or not ours any more        given back: this leader tries again, or the next one does
+the outcome of the publish is unknown      prefers missed: unconfirmed, which counts as missed unless a worker
+                                           begins it after all; prefers duplicate: given back
+the message can't be built or serialised   missed, with the reason
+this process dies after the claim          prefers missed: unconfirmed after a grace; prefers duplicate: the
+                                           next leader claims it at once
+=========================================  ==================================================================
+
+What Redis couldn't be told (it was away) is kept as a debt and told when it is back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from celery_leaderbeat.backoff import backoff
+from celery_leaderbeat.batch import Batch
+from celery_leaderbeat.clock import FleetClock
+from celery_leaderbeat.debts import Debts, tell
+from celery_leaderbeat.election import Elector
+from celery_leaderbeat.errors import StoreError
+from celery_leaderbeat.ledger import Ledger
+from celery_leaderbeat.message import Message
+from celery_leaderbeat.plan import Plan
+from celery_leaderbeat.publisher import Publisher
+from celery_leaderbeat.reports import Reports
+from celery_leaderbeat.settings import Settings
+from celery_leaderbeat.term import Term
+
+__all__ = ["Sender"]
+
+logger = logging.getLogger(__name__)
+
+#: Bounds of the wait while the broker can't be reached, in seconds.
+_BROKER_AWAY = (0.1, 5.0)
+#: Bounds of the wait before an entry whose message wasn't taken is tried again, in seconds.
+_NOT_TAKEN = (0.1, 60.0)
+
+
+class Sender:
+    """Sends what a leader has decided to send.
+
+    Parameters:
+        app: the Celery application.
+        settings: bounds and retention.
+        clock: the fleet's clock.
+        elector: who knows whether we lead.
+        plans: the plans of all entries.
+        ledger: where the slots are claimed.
+        reports: says what isn't sent.
+        advance: called with a plan and a slot that is decided.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        settings: Settings,
+        clock: FleetClock,
+        elector: Elector,
+        plans: Mapping[str, Plan],
+        ledger: Ledger,
+        reports: Reports,
+        advance: Callable[[Plan, Any], None],
+    ) -> None:
+        self._app = app
+        self._settings = settings
+        self._clock = clock
+        self._elector = elector
+        self._plans = plans
+        self._ledger = ledger
+        self._reports = reports
+        self._advance = advance
+        self._confirmations = Ledger(settings, settings.publish_timeout)
+        self._debts = Debts(ledger)
+        self._publisher: Publisher | None = None
+        self._batch: Batch | None = None
+        self._hold_until = 0.0
+        self._failures = 0
+        self._failing_since: float | None = None
+
+    @property
+    def held_for(self) -> float:
+        """Seconds until it is worth trying the broker again; 0 or less if it is now."""
+        return self._hold_until - self._monotonic()
+
+    def start(self) -> None:
+        """A new term begins."""
+        self._hold_until = 0.0
+        self._failures, self._failing_since = 0, None
+
+    def settle(self) -> None:
+        """Tell the ledger what it couldn't be told. Raises `StoreError` while it can't."""
+        self._debts.settle()
+
+    # -- claim, publish, and what became of it -------------------------------------------------------------
+
+    def go_on(self) -> Sequence[Message]:
+        """Send the batch whose claim hasn't been answered, if there is one; what of it was decided."""
+        return () if self._batch is None else self.send(self._batch)
+
+    def send(self, batch: Batch) -> Sequence[Message]:
+        """Claim the batch and publish it once; its messages. Raises what the claim raises; then it is claimed again."""
+        self._batch = batch
+        now = self._clock.utcnow()
+        claims = batch.claims(self._settings.slot_retention, now, self._unfinished_of(batch))
+        claimed = [
+            message
+            for message, answer in zip(
+                batch.messages, self._ledger.claim(batch.term, batch.id, claims), strict=True
+            )
+            if self._answered(message, answer)
+        ]
+        if claimed:
+            self._publish(batch, claimed)
+        self._batch = None
+        return batch.messages
+
+    def _unfinished_of(self, batch: Batch) -> dict[str, tuple[str, ...]]:
+        names = {
+            message.entry
+            for message in batch.messages
+            if self._plans[message.entry].policy.overlap != "allow"
+        }
+        if not names:
+            return {}
+        return {name: entry.open for name, entry in self._ledger.entries(*names).items()}
+
+    def _answered(self, message: Message, answer: str) -> bool:
+        """Note the answer to a claim. Whether the slot is ours to send."""
+        plan = self._plans[message.entry]
+        if answer == "claimed":
+            self._advance(plan, message.slot)
+            self._reports.sent(plan.name)
+            return True
+        message.handling.take()
+        message.settled = True
+        if answer in ("paused", "busy"):
+            message.held = True
+            plan.wait(message.slot, self._clock.utcnow())
+            return False
+        was_returned = message.slot in plan.returned
+        self._advance(plan, message.slot)
+        if answer == "waiting":
+            plan.give_back(message.slot)
+            plan.wait(message.slot, self._clock.utcnow())
+        elif answer == "overlapped":
+            self._reports.skipped(
+                plan.name, message.slot, message.slot, 1, "overlap: an earlier slot is unfinished"
+            )
+        else:
+            logger.info(
+                "Slot %s is not sent by this replica: it is %s already.",
+                message.key,
+                answer,
+                extra={"action": "not_claimed", "tick_key": message.key, "state": answer},
+            )
+            if was_returned and answer == "decided":
+                self._reports.missed(
+                    plan.name, message.slot, message.slot, 1, "its record is gone", message.prefer
+                )
+        return False
+
+    def _publish(self, batch: Batch, messages: list[Message]) -> None:
+        if self._publisher is None or not self._publisher.usable:
+            self._publisher = Publisher(self._app, self._settings.publish_timeout, self._clock.clock)
+        sent, away = False, ""
+        publish = self._publisher.publish(
+            messages,
+            allowed=lambda: self._elector.trusts(batch.term),
+            on_sent=lambda message: self._confirm(batch, message),
+        )
+        for message in publish:
+            self._elector.progress()
+            outcome = message.outcome
+            if outcome is None:
+                continue
+            if outcome.kind == "sent":
+                sent = True
+                self._plans[message.entry].failures = 0
+                if not message.settled:
+                    self._debts.add(batch.debt(message))
+            else:
+                self._not_sent(batch, message, outcome.kind, outcome.reason)
+            if outcome.kind in ("unreachable", "unknown"):
+                away = outcome.reason
+            message.settled = True
+        self._judge_broker(batch.term, sent, away)
+
+    def _judge_broker(self, term: Term, sent: bool, away: str) -> None:
+        """Wait before the next try while the broker can't be reached; step down when that lasts."""
+        if sent or not away:
+            self._failures, self._failing_since = 0, None
+            if sent:
+                self._elector.proven()
+            return
+        now = self._monotonic()
+        self._hold_until = now + backoff(self._failures, *_BROKER_AWAY)
+        self._failures += 1
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        if now - self._failing_since > self._settings.stall_timeout:
+            self._failing_since = now
+            self._elector.step_down(term, f"it can't publish: {away}")
+
+    def _confirm(self, batch: Batch, message: Message) -> None:
+        """Confirm a message; runs in the publishing thread."""
+        try:
+            self._confirmations.confirm(batch.term.epoch, batch.id, {message.key: "sent"})
+        except StoreError as exc:
+            logger.warning(
+                "Slot %s is sent, but the ledger couldn't be told (%s); it will be.",
+                message.key,
+                exc,
+                extra={"action": "confirm_later", "tick_key": message.key},
+            )
+        else:
+            message.settled = True
+
+    def _not_sent(self, batch: Batch, message: Message, kind: str, reason: str) -> None:
+        plan = self._plans[message.entry]
+        debt = batch.debt(message)
+        self._debts.owe(debt)
+        if debt.outcome == "unconfirmed":
+            self._reports.missed(
+                plan.name, message.slot, message.slot, 1, f"unconfirmed: {reason}", message.prefer
+            )
+            return
+        plan.give_back(message.slot, message.stamp.attempt, message.request)
+        if kind == "impossible":
+            logger.error(
+                "Entry %r can't be sent: %s.",
+                plan.name,
+                reason,
+                extra={"action": "impossible", "entry": plan.name, "tick_key": message.key},
+            )
+            plan.doom(message.slot, f"it can't be sent: {reason}")
+            return
+        if kind != "unreachable":
+            # The broker is there: only this entry waits.
+            wait = backoff(plan.failures, *_NOT_TAKEN)
+            plan.failures += 1
+            plan.postpone(self._clock.utcnow() + timedelta(seconds=wait))
+        logger.warning(
+            "Slot %s is not sent yet: %s.",
+            message.key,
+            reason,
+            extra={"action": "returned", "tick_key": message.key, "reason": reason},
+        )
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def drop(self) -> None:
+        """A batch that is still to be claimed when its term ends: give back what may have been claimed."""
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            batch.abandon("its leader lost the lease")
+            for debt in batch.unsettled():
+                self._debts.add(debt)
+
+    def close(self, timeout: float) -> None:
+        """Give back what is claimed and not published. Takes about `timeout` seconds at most.
+
+        May run inside a signal handler that has interrupted any line above: it takes no lock, and speaks to
+        Redis over a connection of its own. A message that is on its way gets half of the time to arrive.
+        """
+        publisher, batch = self._publisher, self._batch
+        if publisher is not None:
+            publisher.abandon()
+        debts = self._debts.open()
+        if batch is not None:
+            batch.abandon("its leader stopped")
+            deadline = self._monotonic() + timeout / 2
+            while batch.under_way and self._monotonic() < deadline:
+                self._clock.clock.sleep(0.001)
+            batch.give_up("its leader stopped")
+            debts += batch.unsettled()
+        if not debts:
+            return
+        ledger = Ledger(self._settings, timeout / 4)
+        try:
+            tell(ledger, dict.fromkeys(debts))
+        except StoreError as exc:
+            logger.warning(
+                "Couldn't tell the ledger of %d slots: %s. The next leader decides about them.",
+                len(debts),
+                exc,
+                extra={"action": "close_incomplete"},
+            )
+        finally:
+            ledger.close()
+
+    def _monotonic(self) -> float:
+        return self._clock.clock.monotonic()

@@ -1,0 +1,163 @@
+"""What can go wrong, and how likely it is. `Faults` is a world without any; `Mischief` has all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from tests.simulation.virtual import Process
+    from tests.simulation.world import World
+
+__all__ = ["Faults", "Mischief"]
+
+Publish = Literal["", "unreachable", "unknown", "unknown, arrived", "unknown, arrives late"]
+
+
+class Faults:
+    """A world in which all goes well."""
+
+    def latency(self) -> float:
+        """Seconds that one way to Redis takes."""
+        return 0.0
+
+    def unreachable(self, timeout: float) -> float | None:
+        """None where Redis is in reach; else the seconds after which that is known."""
+        return None
+
+    def comes_late(self) -> bool:
+        """Whether a request arrives long after its caller gave up."""
+        return False
+
+    def answer_is_lost(self) -> bool:
+        """Whether the answer to a request that was served doesn't arrive."""
+        return False
+
+    def publish(self) -> Publish:
+        """What happens to a leader's message on its way to the broker."""
+        return ""
+
+    def point(self, process: Process, what: str) -> None:
+        """Kill or freeze the process at this point, or don't."""
+
+    def begin(self) -> None:
+        """From now on, things fail on their own."""
+
+    def end(self) -> None:
+        """From now on, nothing fails any more."""
+
+
+#: Chances at each point: to be killed, to be frozen.
+_AT_A_POINT: Mapping[str, tuple[float, float]] = {"beat": (1 / 400, 1 / 500), "worker": (1 / 250, 1 / 700)}
+
+
+class Mischief(Faults):
+    """Everything fails sometimes, until `active` is False."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._hub = world.hub
+        self._rng = world.rng
+        self._cut_until: dict[str, int] = {}
+        self.active = True
+
+    def latency(self) -> float:
+        # Most answers take no time worth a turn of the others.
+        if self._rng.random() < 0.6:
+            return 0.0
+        return self._rng.choice((0.0004, 0.001, 0.003, 0.01, 0.05))
+
+    def unreachable(self, timeout: float) -> float | None:
+        process = self._hub.process
+        if not self.active or process is None:
+            return None
+        if self._hub.now < max(self._cut_until.get(process.name, 0), self._cut_until.get("all", 0)):
+            return self._rng.choice((0.001, timeout))
+        return timeout if self._rng.random() < 1 / 700 else None
+
+    def comes_late(self) -> bool:
+        return self.active and self._rng.random() < 1 / 1500
+
+    def answer_is_lost(self) -> bool:
+        return self.active and self._rng.random() < 1 / 400
+
+    def publish(self) -> Publish:
+        if not self.active:
+            return ""
+        chance = self._rng.random()
+        if chance > 0.04:
+            return ""
+        return self._rng.choice(("unreachable", "unknown", "unknown, arrived", "unknown, arrives late"))
+
+    def point(self, process: Process, what: str) -> None:
+        if not self.active:
+            return
+        killed, frozen = _AT_A_POINT[process.kind]
+        chance = self._rng.random()
+        if chance < killed:
+            self._world.note(f"is killed {what}")
+            self._world.kill(process)
+        elif chance < killed + frozen:
+            seconds = self._rng.choice((0.5, 4.0, 14.0, 20.0, 35.0, 70.0))
+            self._world.note(f"is frozen for {seconds:g} s {what}")
+            self._hub.freeze(process, seconds)
+
+    def begin(self) -> None:
+        """Let disasters happen from now on, on their own time."""
+        self._next(self._broker_leaves, 240.0)
+        self._next(self._redis_leaves, 400.0)
+        self._next(self._somebody_is_cut_off, 90.0)
+        self._next(self._somebody_stops, 150.0)
+        self._next(self._somebody_dies, 120.0)
+        self._next(self._somebody_freezes, 120.0)
+
+    def end(self) -> None:
+        self.active = False
+        self._cut_until.clear()
+
+    def _next(self, disaster: object, mean: float) -> None:
+        def strike() -> None:
+            if self.active:
+                disaster()  # type: ignore[operator]
+                self._next(disaster, mean)
+
+        self._hub.after(self._rng.expovariate(1 / mean), strike)
+
+    def _broker_leaves(self) -> None:
+        seconds = self._rng.choice((1.0, 8.0, 30.0))
+        self._world.note(f"the broker is away for {seconds:g} s")
+        self._world.broker.leave(seconds)
+
+    def _redis_leaves(self) -> None:
+        self._cut("all", self._rng.choice((2.0, 10.0, 40.0)))
+
+    def _somebody_is_cut_off(self) -> None:
+        victim = self._victim()
+        if victim is not None:
+            self._cut(victim.name, self._rng.choice((3.0, 12.0, 45.0)))
+
+    def _cut(self, who: str, seconds: float) -> None:
+        self._world.note(f"Redis is out of reach for {who} for {seconds:g} s")
+        self._cut_until[who] = self._hub.now + round(seconds * 1e6)
+
+    def _somebody_stops(self) -> None:
+        replicas = [replica for replica in self._world.replicas if replica.process.alive]
+        if replicas:
+            self._rng.choice(replicas).stop()
+
+    def _somebody_dies(self) -> None:
+        victim = self._victim()
+        if victim is not None:
+            self._world.note(f"{victim} is killed")
+            self._world.kill(victim)
+
+    def _somebody_freezes(self) -> None:
+        victim = self._victim()
+        if victim is not None:
+            seconds = self._rng.choice((5.0, 18.0, 40.0, 100.0))
+            self._world.note(f"{victim} is frozen for {seconds:g} s")
+            self._hub.freeze(victim, seconds)
+
+    def _victim(self) -> Process | None:
+        alive = [process for process in self._world.processes() if process.alive]
+        return self._rng.choice(alive) if alive else None

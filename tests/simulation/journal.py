@@ -1,0 +1,187 @@
+"""What happened, told by somebody who sees everything: the story's lines, and each effect outside of Redis."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from tests.simulation.virtual import Hub, Process
+
+__all__ = ["Body", "Journal", "Run", "Sent"]
+
+#: The lines of a story that a failed test shows.
+_LAST = int(os.environ.get("LEADERBEAT_STORY_LINES", "60"))
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A leader's message that reached the broker."""
+
+    at: int
+    epoch: int
+    by: str
+
+
+@dataclass
+class Run:
+    """A run that the ledger let in.
+
+    Attributes:
+        leased_until: the end of its run lease, in µs.
+        ended: the end that the ledger accepted: `done`, `failed`, `retrying`, `requeued`; else empty.
+    """
+
+    id: str
+    key: str
+    epoch: int
+    attempt: int
+    at: int
+    by: Process | None
+    leased_until: int
+    ended: str = ""
+    ended_at: int = 0
+
+
+@dataclass
+class Body:
+    """A body that was entered. `end` is how it was left: empty while it runs, and for ever where it died."""
+
+    key: str
+    run: str
+    attempt: int
+    by: Process
+    at: int
+    end: str = ""
+
+
+@dataclass(repr=False)
+class Journal:
+    """The story, and the effects: what reached the broker, which runs were let in, which bodies ran."""
+
+    hub: Hub
+    lines: list[tuple[int, str, str]] = field(default_factory=list)
+    sent: defaultdict[str, dict[int, list[Sent]]] = field(default_factory=lambda: defaultdict(dict))
+    runs: dict[str, Run] = field(default_factory=dict)
+    bodies: defaultdict[str, list[Body]] = field(default_factory=lambda: defaultdict(list))
+    reported: list[dict[str, Any]] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        copies = sum(len(copies) for attempts in self.sent.values() for copies in attempts.values())
+        bodies = [body for bodies in self.bodies.values() for body in bodies]
+        died = sum(not body.end for body in bodies)
+        return f"{copies} messages, {len(self.runs)} runs, {len(bodies)} bodies ({died} died)"
+
+    def note(self, who: object, what: str) -> None:
+        """Add a line to the story."""
+        self.lines.append((self.hub.now, str(who), what))
+
+    def violate(self, what: str) -> None:
+        """Note that a guarantee is broken, at the moment when it is."""
+        self.note("!!!", what)
+        self.violations.append(what)
+
+    def trouble(self, text: str) -> None:
+        """Note that the package met something that it doesn't count on."""
+        self.note("!!!", text)
+        self.troubles.append(text)
+
+    def tail(self, count: int = _LAST) -> str:
+        """The end of the story."""
+        return "\n".join(self._line(*line) for line in self.lines[-count:])
+
+    def about(self, key: str) -> str:
+        """The lines of the story that name a tick key."""
+        found = [line for line in self.lines if key in line[2]]
+        return "\n".join(self._line(*line) for line in found[-_LAST:])
+
+    def _line(self, at: int, who: str, what: str) -> str:
+        time = datetime.fromtimestamp(at / 1e6, timezone.utc).strftime("%H:%M:%S.%f")
+        return f"{time} {who:>12}  {what}"
+
+    # -- what the scripts answered -------------------------------------------------------------------------
+
+    def answered(
+        self,
+        process: Process | None,
+        script: str,
+        keys: Sequence[str],
+        args: Sequence[Any],
+        answer: Any,
+        state: str | None,
+    ) -> None:
+        """A script ran, whether or not its answer arrives; `state` is what `finish` left the slot in."""
+        if script == "begin":
+            self._begin(process, args, answer)
+        elif script == "renew_run":
+            for run, held in zip(args[1:], answer, strict=True):
+                if held and run in self.runs:
+                    self.runs[run].leased_until = self._lease_end(args[0])
+            self.note(process or "late", f"renew_run -> {answer}")
+        elif script == "finish":
+            self._finish(process, args, answer, state)
+        else:
+            self.note(process or "late", f"{script} {_short(keys, args)} -> {answer}")
+
+    def _begin(self, process: Process | None, args: Sequence[Any], answer: Any) -> None:
+        run, key = str(args[0]), str(args[9])
+        self.note(process or "late", f"begin {key} #{args[2]} e{args[1]} {run[-6:]} -> {answer}")
+        if answer[0] != "run":
+            return
+        until = self._lease_end(args[6])
+        if run in self.runs:
+            self.runs[run].leased_until = until
+        else:
+            self.runs[run] = Run(run, key, int(args[1]), int(args[2]), self.hub.now, process, until)
+
+    def _lease_end(self, lease: Any) -> int:
+        # The scripts reckon in whole ms.
+        return (self.hub.now // 1000 + int(lease)) * 1000
+
+    def _finish(self, process: Process | None, args: Sequence[Any], answer: Any, state: str | None) -> None:
+        run = self.runs.get(str(args[0]))
+        key = run.key if run is not None else "?"
+        self.note(process or "late", f"finish {key} {str(args[0])[-6:]} {args[1]} -> {answer}")
+        if run is None or not answer[0] or run.ended:
+            return
+        if state == args[1] or (args[1] == "requeued" and state in ("sent", "retrying")):
+            run.ended, run.ended_at = str(args[1]), self.hub.now
+        else:
+            self.violate(f"{key} is {state}, and its run {run.id} was told that its end, {args[1]}, counts")
+
+    # -- effects -------------------------------------------------------------------------------------------
+
+    def arrived(self, key: str, attempt: int, epoch: int, by: object) -> None:
+        """A leader's message reached the broker."""
+        self.note(by, f"the broker has {key} #{attempt} e{epoch}")
+        self.sent[key].setdefault(attempt, []).append(Sent(self.hub.now, epoch, str(by)))
+
+    def enter(self, key: str, run: str, attempt: int, by: Process) -> Body:
+        """A body begins."""
+        for other in self.bodies[key] if run else ():
+            if self._lives(other):
+                self.violate(f"{key} runs twice at once: {other.run} on {other.by} and {run} on {by}")
+        body = Body(key, run, attempt, by, self.hub.now)
+        self.bodies[key].append(body)
+        self.note(by, f"runs {key} #{attempt} as {run[-6:]}")
+        return body
+
+    def leave(self, body: Body, end: str) -> None:
+        """A body is left."""
+        body.end = end
+        self.note(body.by, f"{body.key} as {body.run[-6:]} has {end}")
+
+    def _lives(self, body: Body) -> bool:
+        """Whether a body runs under a live lease; a ghost may still be there when its lease is over."""
+        run = self.runs.get(body.run)
+        return not body.end and body.by.alive and run is not None and run.leased_until > self.hub.now
+
+
+def _short(keys: Sequence[str], args: Sequence[Any]) -> str:
+    slots = [str(key).partition(":slot:")[2] for key in keys if ":slot:" in str(key)]
+    return " ".join(slots[:4]) + (" …" if len(slots) > 4 else "")

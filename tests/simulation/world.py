@@ -1,0 +1,254 @@
+"""A world: replicas, workers, a broker and a real server in virtual time, all from one seed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import random
+import sys
+import threading
+import types
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from celery_leaderbeat import settings as settings_module
+from celery_leaderbeat import store as store_module
+from celery_leaderbeat.clock import Clock
+from celery_leaderbeat.ledger import Ledger
+from celery_leaderbeat.listener import Listener
+from celery_leaderbeat.publisher import Publisher
+from celery_leaderbeat.runs import RUN_LEASE
+from celery_leaderbeat.settings import Settings
+from celery_leaderbeat.store import Store
+from celery_leaderbeat.tick import Stamp
+from tests.simulation.beats import Replica, sim_listener, sim_publisher
+from tests.simulation.broker import Broker
+from tests.simulation.faults import Faults
+from tests.simulation.journal import Journal
+from tests.simulation.link import sim_store
+from tests.simulation.virtual import Hub, Process, Queue, Thread, VirtualClock
+from tests.simulation.workers import VirtualApp, Worker
+from tests.support.faketime_server import FrozenServer
+
+__all__ = ["BEGAN", "RUN_LEASE", "Work", "World"]
+
+#: 2026-10-02 03:00:00 UTC: when every world begins.
+BEGAN = 1_790_910_000_000_000
+#: Log records of these actions tell of a fault inside the package; no fault outside of it leads there.
+_TROUBLE = ("tick_failed", "election_failed", "schedule_failed", "entry_refused", "elector_ended")
+
+#: Applications are dear: one for the replicas, and one for each worker, for all worlds.
+_apps: list[VirtualApp] = []
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a body does: the seconds between the points where it can be struck, and how it ends."""
+
+    pieces: tuple[float, ...] = (1.0,)
+    end: str = "done"
+    countdown: float = 1.0
+
+
+def _replace(patch: pytest.MonkeyPatch, name: str, original: Any, instead: Any, where: Sequence[str]) -> None:
+    """Put something in the place of what the package's modules (or some of them) call by that name."""
+    for path, module in list(sys.modules.items()):
+        package, _, short = path.partition(".")
+        wanted = package == "celery_leaderbeat" and (not where or short in where)
+        if wanted and module.__dict__.get(name) is original:
+            patch.setattr(module, name, instead)
+
+
+@dataclass
+class World:
+    """Everything, and whoever it belongs to.
+
+    Parameters:
+        server: the real server; emptied.
+        seed: whatever is random comes from it.
+        schedule: `beat_schedule`.
+        conf: more Celery settings.
+        work: what the body of a message does.
+    """
+
+    server: FrozenServer
+    seed: object
+    schedule: Mapping[str, Any]
+    beats: int = 2
+    workers: int = 2
+    concurrency: int = 1
+    conf: Mapping[str, Any] = field(default_factory=dict)
+    work: Callable[[Stamp, Any], Work] = lambda stamp, task: Work()
+    make_faults: Callable[[World], Faults] = lambda world: Faults()
+    restart_after: Callable[[World], float] = lambda world: 5.0
+
+    def __post_init__(self) -> None:
+        self.hub = Hub(BEGAN)
+        self.rng = random.Random(repr(self.seed))
+        self.journal = Journal(self.hub)
+        self.broker = Broker(self)
+        self.faults = self.make_faults(self)
+        self.hub.on_point = self.faults.point
+        self._ears: dict[str, tuple[Process, Callable[[], None]]] = {}
+        while len(_apps) <= self.workers:
+            _apps.append(VirtualApp())
+        self.app = _apps[0]
+        self.replicas = [
+            Replica(self, f"beat-{n}", self.rng.uniform(-90, 90)) for n in range(1, self.beats + 1)
+        ]
+        self.crew = [
+            Worker(self, f"worker-{n}", _apps[n], self.concurrency) for n in range(1, self.workers + 1)
+        ]
+        self.tended = True
+
+    # -- its life ------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def living(self) -> Iterator[World]:
+        """Put the package into this world; a failure inside shows the seed and the end of the story."""
+        with pytest.MonkeyPatch.context() as patch, self._heard():
+            self._settle(patch)
+            try:
+                yield self
+            except Exception as exc:
+                raise AssertionError(
+                    f"{exc}\n\nseed {self.seed!r}; the story's end:\n{self.journal.tail()}"
+                ) from exc
+            finally:
+                self.hub.end()
+
+    def _settle(self, patch: pytest.MonkeyPatch) -> None:
+        self.server.flush()
+        self.sync()
+        conf = {
+            "beat_schedule": dict(self.schedule),
+            "leaderbeat_redis_url": self.server.url(),
+            "leaderbeat_key_prefix": "simulation",
+            **self.conf,
+        }
+        for app in _apps:
+            app.attach(self, conf)
+        # Looking for misspelt settings takes longer than all else that a process does at its start.
+        patch.setattr(settings_module, "stray_settings", lambda *args: [])
+        self.settings = Settings.from_app(self.app)
+        hub, client = self.hub, self.server.client()
+        patch.setattr(store_module, "_client", lambda settings, timeout: client)
+        threads = types.SimpleNamespace(
+            Thread=lambda target, name, daemon: Thread(hub, self._here(), target), Lock=threading.Lock
+        )
+        queues = types.SimpleNamespace(SimpleQueue=lambda: Queue(hub), Empty=queue.Empty)
+        ids = types.SimpleNamespace(
+            uuid4=lambda: uuid.UUID(int=self.rng.getrandbits(128)), uuid5=uuid.uuid5, UUID=uuid.UUID
+        )
+        stand_ins = {
+            "Clock": (Clock, lambda: VirtualClock(hub), ("task", "runs")),
+            "Listener": (Listener, sim_listener(self), ("election",)),
+            "Publisher": (Publisher, sim_publisher(self), ()),
+            "Store": (Store, sim_store(self), ()),
+            "queue": (queue, queues, ("election",)),
+            "random": (random, self.rng, ()),
+            "threading": (threading, threads, ("election", "runs")),
+            "uuid": (uuid, ids, ()),
+        }
+        for name, (original, instead, where) in stand_ins.items():
+            _replace(patch, name, original, instead, where)
+
+    def _here(self) -> Process:
+        process = self.hub.process
+        assert process is not None
+        return process
+
+    @contextlib.contextmanager
+    def _heard(self) -> Iterator[None]:
+        """Take the package's logs, which would only cost time, and keep what tells of trouble."""
+        journal = self.journal
+
+        class Ear(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                if getattr(record, "action", "") in _TROUBLE:
+                    journal.trouble(self.format(record))
+
+        logger, ear = logging.getLogger("celery_leaderbeat"), Ear()
+        before = logger.level, logger.propagate
+        logger.setLevel(logging.ERROR)
+        logger.propagate = False
+        logger.addHandler(ear)
+        try:
+            yield
+        finally:
+            logger.removeHandler(ear)
+            logger.propagate = before[1]
+            logger.setLevel(before[0])
+
+    def start(self) -> None:
+        """Start everybody."""
+        for somebody in (*self.crew, *self.replicas):
+            somebody.start()
+
+    def calm(self) -> None:
+        """From now on, nothing fails any more."""
+        self.note("all is quiet")
+        self.faults.end()
+        self.broker.away_until = 0
+        for process in self.processes():
+            process.frozen_until = 0
+
+    def run(self, seconds: float, enough: Callable[[], bool] | None = None) -> None:
+        """Let time pass."""
+        self.hub.run(self.hub.now + round(seconds * 1e6), enough)
+
+    # -- for its parts -------------------------------------------------------------------------------------
+
+    def note(self, what: str) -> None:
+        """Add a line to the story."""
+        self.journal.note(self.hub.process or "", what)
+
+    def sync(self) -> None:
+        """Set the server's clock."""
+        self.server.set_time(self.hub.now)
+
+    def processes(self) -> list[Process]:
+        """All processes."""
+        return [somebody.process for somebody in (*self.replicas, *self.crew)]
+
+    def kill(self, process: Process) -> None:
+        """Kill a process; it is started again later, and what it held comes back to the broker."""
+        if not process.alive:
+            return
+        self.hub.kill(process)
+        self.broker.lost(process, self.restart_after(self))
+        for somebody in (*self.replicas, *self.crew):
+            if somebody.process is process and self.tended:
+                self.hub.after(self.restart_after(self), somebody.start)
+
+    def listens(self, process: Process, channel: str, wake: Callable[[], None]) -> None:
+        """A replica has subscribed to its own channel, and to wake-ups."""
+        self._ears[channel] = (process, wake)
+
+    def subscribers(self, channel: str) -> int:
+        """How many subscribe to a channel."""
+        return 1 if channel in self._ears and self._ears[channel][0].alive else 0
+
+    def answered(self, script: str, answer: Any) -> None:
+        """A script has answered: a released lease wakes who listens."""
+        if script == "release" and answer == 1:
+            for process, wake in self._ears.values():
+                if process.alive:
+                    wake()
+
+    # -- for the end ---------------------------------------------------------------------------------------
+
+    def tell(self, broken: Sequence[str]) -> str:
+        """What is wrong, with what the story says about the slot that comes first."""
+        key = broken[0].partition(" ")[0]
+        listed = "\n  ".join(broken[:12])
+        return f"{len(broken)} guarantees are broken:\n  {listed}\n\n{key}:\n{self.journal.about(key)}"
+
+    def ledger(self) -> Ledger:
+        """A look at the ledger from outside."""
+        return Ledger(self.settings)
