@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from celery_leaderbeat.definitions import Definition
@@ -96,16 +96,11 @@ class Known:
     unsent_from: datetime | None
     retention: float
     now: datetime
-    _ends: list[datetime] = field(default_factory=list)
 
     def range_of(self, slot: datetime) -> UnsentRange | None:
         """The range in which a slot lies, or None."""
-        if not self._ends:
-            self._ends.extend(found.last for found in self.unsent)
-        for found in self.unsent[bisect_left(self._ends, slot) :]:
-            if found.first <= slot:
-                return found
-        return None
+        place = bisect_left(self.unsent, slot, key=lambda found: found.last)
+        return next((found for found in self.unsent[place : place + 2] if found.first <= slot), None)
 
 
 def explain(
@@ -119,8 +114,8 @@ def explain(
         if record is not None:
             end, reason = _end_of(record, known.now)
         else:
-            neighbours = [slots[j][0] for j in (i - 1, i + 1) if 0 <= j < len(slots)]
-            gap = min((abs(other - slot) for other in neighbours), default=timedelta(0))
+            # The slot before the first one isn't known here, so less is expected of the first one's record.
+            gap = slot - slots[i - 1][0] if i else timedelta(0)
             end, reason = _end_without_record(slot, definition, gap, known)
         found.append(Explanation(key, slot, end, reason, definition is not None, record))
     return found

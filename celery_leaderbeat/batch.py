@@ -58,6 +58,7 @@ class Batch:
                     on_crash=policy.on_crash,
                     max_attempts=policy.max_attempts,
                     overlap=policy.overlap,
+                    paced=policy.overlap == "queue" and policy.catch_up == "all",
                     request=message.request,
                     force=message.force,
                     unstarted=_UNSTARTED if expires_in is None else min(expires_in, _UNSTARTED),

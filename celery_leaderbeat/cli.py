@@ -17,15 +17,13 @@ import click
 from celery_leaderbeat import _cli_text as text
 from celery_leaderbeat._cli_project import Project
 from celery_leaderbeat.errors import LeaderbeatError, sentence
-from celery_leaderbeat.orders import ALL, whoami
+from celery_leaderbeat.orders import ALL, MOST, whoami
 from celery_leaderbeat.pauses import Pauses
 from celery_leaderbeat.tick import slot_text
 from celery_leaderbeat.timeline import slots_between
 
 __all__ = ["leaderbeat"]
 
-#: The most slots that the leader sends for one request.
-_MOST = 10_000
 #: How far an audit reaches back unless it is told otherwise.
 _A_DAY = timedelta(days=1)
 
@@ -210,12 +208,12 @@ def backfill(ctx: click.Context, entry: str, since: datetime, until: datetime, f
     timetable = project.timetable(name)
     count = None
     if timetable is not None:
-        count = sum(1 for _ in islice(slots_between(timetable, since, until), _MOST + 1))
+        count = sum(1 for _ in islice(slots_between(timetable, since, until), MOST + 1))
         if not count:
             raise click.UsageError(f"The entry {name!r} has no slot {span}.")
-        if count > _MOST:
+        if count > MOST:
             raise click.UsageError(
-                f"The entry {name!r} has more than {_MOST:,} slots {span}: ask for {_MOST:,} at most at once."
+                f"The entry {name!r} has more than {MOST:,} slots {span}: ask for {MOST:,} at most at once."
             )
     project.orders.backfill(name, since, until, force)
     which = "all of them" if force else "those that weren't sent or done"

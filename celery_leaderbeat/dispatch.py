@@ -144,7 +144,10 @@ class Dispatcher:
             return
         self._look_at = self._monotonic() + _LOOK_EVERY
         self._pauses, requests = self._orders.look()
-        self._requested.look(requests, self._clock.utcnow())
+        self._requested.look(requests, self._pauses_of, self._clock.utcnow())
+
+    def _pauses_of(self, plan: Plan) -> Pauses:
+        return Pauses(self._pauses.get(plan.name, ()), self._pauses.get(ALL, ()))
 
     def _begin(self, term: Term) -> None:
         """Go on where the entries stand in Redis."""
@@ -244,9 +247,9 @@ class Dispatcher:
         A slot whose message can't be built is decided as missed in the next round, so that the slots before
         it are claimed first.
         """
-        pauses = Pauses(self._pauses.get(plan.name, ()), self._pauses.get(ALL, ()))
+        led_since = datetime.fromtimestamp(term.since, timezone.utc)
         try:
-            decisions = plan.decide(now, datetime.fromtimestamp(term.since, timezone.utc), pauses)
+            decisions = plan.decide(now, led_since, self._pauses_of(plan))
         except Exception:  # noqa: BLE001  # a user's schedule may raise anything; it is logged
             plan.postpone(now + ASK_AGAIN_AFTER)
             self._schedule_failed(plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -48,7 +48,7 @@ class LedgerReader:
         self._keys = self.store.keys
 
     def close(self) -> None:
-        """Close the connection. UnsentRange raises."""
+        """Close the connection. Never raises."""
         self.store.close()
 
     def slot(self, key: str) -> SlotRecord | None:
@@ -88,12 +88,17 @@ class LedgerReader:
         Raises:
             StoreError: the ledger doesn't answer.
         """
+        return self._audit(entry, since, until, current, self._traces(entry, since, until))
+
+    def _audit(
+        self, entry: str, since: datetime, until: datetime, current: Any, traces: Iterable[datetime]
+    ) -> Audit:
         now = self.store.now()
         until = min(until, now)
         definitions = self.definitions(entry)
-        called = dict(called_for(definitions, since, until, current))
-        traces = {slot: called.get(slot) for slot in self._traces(entry, since, until)}
-        ordered = sorted({**traces, **called}.items(), key=lambda pair: pair[0])
+        called: dict[datetime, Definition | None] = dict.fromkeys(traces)
+        called |= dict(called_for(definitions, since, until, current))
+        ordered = sorted(called.items(), key=lambda pair: pair[0])
         records = self.slots([tick_key(entry, slot) for slot, _ in ordered])
         ranges = self.store.members(self._keys.unsent(entry))
         unsent = [
@@ -131,7 +136,7 @@ class LedgerReader:
         window = max(
             _PERIODS * period, min(timedelta(seconds=self.settings.slot_retention), _LATEST * period)
         )
-        audited = self.audit(entry, now - window, now - period, current).slots[-_LATEST:]
+        audited = self._audit(entry, now - window, now - period, current, ()).slots[-_LATEST:]
         return sum(slot.end not in ("done", "skipped", "forgotten") for slot in audited)
 
     def events(self, after: str = "", most: int = 1000) -> list[tuple[str, dict[str, str]]]:
@@ -146,7 +151,7 @@ class LedgerReader:
         while page := self.events(after, _EVENTS_AT_ONCE):
             after = page[-1][0]
             for _, fields in page:
-                if fields.get("event") == "claimed" and fields.get("entry") == entry:
+                if fields.get("event") in ("claimed", "started") and fields.get("entry") == entry:
                     slot = parse_tick_key(fields["key"])[1]
                     if since < slot <= until:
                         found.add(slot)

@@ -124,6 +124,7 @@ class Ledger(LedgerReader):
             if claim.overlap != "allow":
                 keys.append(own.unsent(claim.entry))
                 item["unsent"] = len(keys)
+                item["paced"] = claim.paced
                 item["earlier"] = [len(keys) + 1 + i for i in range(len(claim.earlier))]
                 item["unstarted"] = min(round(claim.unstarted * 1000), _UNSTARTED)
                 keys += map(own.slot, claim.earlier)

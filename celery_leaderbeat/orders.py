@@ -21,12 +21,14 @@ from celery_leaderbeat.ledger import Ledger
 from celery_leaderbeat.pauses import Pause, parse_pauses
 from celery_leaderbeat.tick import slot_from_us, slot_to_us, tick_key
 
-__all__ = ["ALL", "Orders", "Request", "whoami"]
+__all__ = ["ALL", "MOST", "Orders", "Request", "whoami"]
 
 logger = logging.getLogger(__name__)
 
 #: Stands for all entries where an entry is named: no entry has an empty name.
 ALL = ""
+#: The most slots that one request may ask for.
+MOST = 10_000
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Orders:
         self._store = ledger.store
         self._keys = ledger.store.keys
         self._by = by or whoami()
+        self._unreadable: set[str] = set()
 
     # -- giving orders -------------------------------------------------------------------------------------
 
@@ -152,6 +155,8 @@ class Orders:
             try:
                 found[entry] = parse_pauses(text)
             except ValueError as exc:
+                if self._told(entry + text):
+                    continue
                 logger.error(
                     "The pauses of entry %r can't be read, and don't count: %r.",
                     entry,
@@ -166,14 +171,22 @@ class Orders:
             try:
                 found.append(Request.read(name, text))
             except (ValueError, TypeError, KeyError, OverflowError) as exc:
+                if self._told(name + text):
+                    continue
                 logger.error(
-                    "The request %s can't be read, and is dropped: %r.",
+                    "The request %s can't be read, and nothing is sent for it: %r. Take it out of the hash %s.",
                     name,
                     exc,
+                    self._keys.requests,
                     extra={"action": "request_unreadable"},
                 )
-                self._store.drop_field(self._keys.requests, name)
         return sorted(found, key=lambda request: (request.until, request.id))
+
+    def _told(self, text: str) -> bool:
+        """Whether it has been said already that this text can't be read."""
+        known = text in self._unreadable
+        self._unreadable.add(text)
+        return known
 
 
 def whoami() -> str:

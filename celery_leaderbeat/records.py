@@ -22,6 +22,7 @@ class Claim:
 
     Attributes:
         ttl: how long its record is kept.
+        paced: while an earlier slot is unfinished it stays undecided, instead of being skipped or waiting.
         request: the id of the request that asked for it, empty if it is simply due.
         force: claim it, whatever it is; for a request.
         unstarted: how long it counts as unfinished before a worker begins it.
@@ -40,6 +41,7 @@ class Claim:
     on_crash: str = "auto"
     max_attempts: int = 1
     overlap: str = "allow"
+    paced: bool = False
     request: str = ""
     force: bool = False
     unstarted: float = 3600.0

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
 
 from celery_leaderbeat.ledger import Ledger
-from celery_leaderbeat.orders import ALL, Orders, Request
+from celery_leaderbeat.orders import ALL, MOST, Orders, Request
+from celery_leaderbeat.pauses import Pauses
 from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.policy import Due, Send, decide
 from celery_leaderbeat.records import SlotRecord
@@ -23,10 +25,23 @@ __all__ = ["Requested"]
 
 logger = logging.getLogger(__name__)
 
-#: The most slots that one request may ask for.
-_MOST = 10_000
 #: Ends of a slot that wasn't done: from these a request starts it again.
 _REPEATABLE = ("missed", "skipped", "failed", "refused", "abandoned", "unconfirmed")
+
+
+@dataclass
+class _Open:
+    """A request, the plans that it is still to be taken up for, and those that have taken up its slots."""
+
+    request: Request
+    ahead: list[Plan]
+    taken_up: list[Plan] = field(default_factory=list)
+
+    def unsent(self) -> bool:
+        """Whether slots of it are still to be sent."""
+        return any(
+            owed.request == self.request.id for plan in self.taken_up for owed in plan.returned.values()
+        )
 
 
 class Requested:
@@ -46,43 +61,49 @@ class Requested:
         self._orders = orders
         self._plans = plans
         self._taken_up = taken_up
-        self._open: dict[str, tuple[Request, list[Plan]]] = {}
+        self._open: dict[str, _Open] = {}
 
     def forces(self, request: str) -> bool:
         """Whether the request is for slots that are done or under way, too."""
         known = self._open.get(request)
-        return known is not None and known[0].force
+        return known is not None and known.request.force
 
-    def look(self, requests: Iterable[Request], now: datetime) -> None:
+    def look(self, requests: Iterable[Request], pauses_of: Callable[[Plan], Pauses], now: datetime) -> None:
         """Take up requests that are new, and close those that are carried out.
+
+        Catching up after one pause waits while another one is in force.
 
         Raises:
             StoreError: the ledger doesn't answer; look again.
         """
         for request in requests:
-            if request.id not in self._open:
-                self._open[request.id] = (request, self._take_up(request, now))
-        for key, (request, plans) in list(self._open.items()):
-            if not any(owed.request == key for plan in plans for owed in plan.returned.values()):
-                self._orders.done_with(request)
+            known = self._open.get(request.id)
+            if known is None:
+                known = _Open(request, self._plans_of(request))
+            for plan in list(known.ahead):
+                if request.kind == "catch_up" and pauses_of(plan).in_force(now):
+                    continue
+                self._take_up_of(plan, request, now)
+                known.ahead.remove(plan)
+                known.taken_up.append(plan)
+            self._open[request.id] = known
+        for key, known in list(self._open.items()):
+            if not known.ahead and not known.unsent():
+                self._orders.done_with(known.request)
                 del self._open[key]
 
-    def _take_up(self, request: Request, now: datetime) -> list[Plan]:
+    def _plans_of(self, request: Request) -> list[Plan]:
         if request.entry == ALL:
-            plans = list(self._plans.values())
-        elif request.entry in self._plans:
-            plans = [self._plans[request.entry]]
-        else:
-            logger.warning(
-                "%s asks for slots of the entry %r, which isn't in the schedule: nothing is sent.",
-                request.by,
-                request.entry,
-                extra={"action": "request_refused", "entry": request.entry},
-            )
-            return []
-        for plan in plans:
-            self._take_up_of(plan, request, now)
-        return plans
+            return list(self._plans.values())
+        if request.entry in self._plans:
+            return [self._plans[request.entry]]
+        logger.warning(
+            "%s asks for slots of the entry %r, which isn't in the schedule: nothing is sent.",
+            request.by,
+            request.entry,
+            extra={"action": "request_refused", "entry": request.entry},
+        )
+        return []
 
     def _take_up_of(self, plan: Plan, request: Request, now: datetime) -> None:
         try:
@@ -95,11 +116,11 @@ class Requested:
                 extra={"action": "request_refused", "entry": plan.name},
             )
             return
-        if len(slots) > _MOST:
+        if len(slots) > MOST:
             logger.warning(
                 "%s asks for more than %d slots of the entry %r: nothing is sent. Ask for less at once.",
                 request.by,
-                _MOST,
+                MOST,
                 plan.name,
                 extra={"action": "request_refused", "entry": plan.name},
             )
@@ -131,7 +152,7 @@ def _slots(plan: Plan, request: Request, now: datetime) -> list[datetime]:
     if request.kind == "catch_up":
         decisions = decide(plan.policy, (Due(slot, slot) for slot in due), led_since=now, now=now)
         return [decision.slot for decision in decisions if isinstance(decision, Send)]
-    return list(islice(due, _MOST + 1))
+    return list(islice(due, MOST + 1))
 
 
 def _attempt(request: Request, record: SlotRecord | None) -> int:

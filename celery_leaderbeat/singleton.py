@@ -19,8 +19,6 @@ isn't run here, and what was started here isn't sent by beat.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import math
 import os
@@ -30,16 +28,16 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar, cast
 
 from celery import current_app
-from celery.exceptions import TaskPredicate
 from celery.utils.nodenames import gethostname
 
+from celery_leaderbeat._singleton_args import as_job, checked_key, checked_seconds, refuse_no_count
 from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.errors import SettingsError, StoreError, StoreUnavailable
 from celery_leaderbeat.ledger import Ledger
 from celery_leaderbeat.records import SlotRecord
 from celery_leaderbeat.runs import RUN_LEASE, Runs, new_run
 from celery_leaderbeat.task import Tick
-from celery_leaderbeat.tick import Stamp, slot_to_us, tick_key
+from celery_leaderbeat.tick import Stamp, slot_to_us
 
 __all__ = ["Outcome", "look_up", "run_once", "run_to_completion"]
 
@@ -118,7 +116,7 @@ def run_once(
         SettingsError: the app's settings can't work, or there is no app.
     """
     question = _Question(app, name, slot, lease, on_crash="skip", max_attempts=1)
-    job = _job(fn)
+    job = as_job(fn)
     answer = question.ask(_PATIENCE)
     if answer.verdict == "run":
         return question.run(job, answer)
@@ -149,10 +147,10 @@ def run_to_completion(
     Raises:
         As `run_once`. While it waits, a call stays patient with Redis for the length of a lease.
     """
-    _refuse_no_count("max_attempts", max_attempts)
-    longest = math.inf if wait is None else _seconds("wait", wait, 0.0, math.inf)
+    refuse_no_count("max_attempts", max_attempts)
+    longest = math.inf if wait is None else checked_seconds("wait", wait, 0.0, math.inf)
     question = _Question(app, name, slot, lease, on_crash="rerun", max_attempts=max_attempts)
-    job = _job(fn)
+    job = as_job(fn)
     answer = question.wait(question.ask(_PATIENCE), longest)
     if answer.verdict == "run":
         return question.run(job, answer)
@@ -166,7 +164,7 @@ def look_up(name: str, slot: datetime, *, app: Any = None) -> SlotRecord | None:
         ValueError, TypeError: an argument can't be used.
         StoreUnavailable: Redis gives no answer.
     """
-    return Ledger.for_app(_app(app)).slot(_key(name, slot))
+    return Ledger.for_app(_app(app)).slot(checked_key(name, slot))
 
 
 @dataclass(frozen=True)
@@ -184,10 +182,10 @@ class _Question:
     def __init__(
         self, app: Any, name: str, slot: datetime, lease: float, on_crash: str, max_attempts: int
     ) -> None:
-        self.key, self.name, self.slot = _key(name, slot), name, slot
+        self.key, self.name, self.slot = checked_key(name, slot), name, slot
         self.run_id = new_run()
         self._on_crash, self._max_attempts = on_crash, max_attempts
-        self._runs = _runs(_app(app), _seconds("lease", lease, *_LEASES))
+        self._runs = _runs(_app(app), checked_seconds("lease", lease, *_LEASES))
         self._ledger = self._runs.ledger
         self._clock = Clock()
 
@@ -318,81 +316,6 @@ def _outcome(answer: _Answer) -> Outcome[T]:
         started_at=record.started_at,
         finished_at=record.finished_at,
     )
-
-
-def _job(fn: Callable[[], T] | Callable[[Tick], T]) -> Callable[[Tick], T]:
-    """`fn` as a function of the tick, whether it wants it or not."""
-    _refuse_what_would_run_later(fn)
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):
-        # A function written in C may not say.
-        parameters = []
-    needed = [
-        parameter
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    if len(needed) > 1 or any(parameter.kind is parameter.KEYWORD_ONLY for parameter in needed):
-        names = ", ".join(parameter.name for parameter in needed)
-        raise TypeError(
-            f"The job {fn!r} needs the arguments {names}; it gets none, or the Tick as the only one. Bind "
-            "the others with functools.partial."
-        )
-    call = cast("Callable[[Tick], T]", fn) if needed else functools.partial(_without_tick, fn)
-
-    def job(tick: Tick) -> T:
-        try:
-            return call(tick)
-        except TaskPredicate as exc:
-            raise RuntimeError(
-                f"The job {tick.entry!r} raised Celery's {exc!r}, which says what becomes of a message; "
-                "here is none. Raise an ordinary exception, or return."
-            ) from exc
-
-    return job
-
-
-def _without_tick(fn: Any, _: Tick) -> Any:
-    return fn()
-
-
-def _refuse_what_would_run_later(fn: Any) -> None:
-    if not callable(fn):
-        raise TypeError(f"The job {fn!r} can't be called: pass the function, not what it returns.")
-    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
-        raise TypeError(
-            f"The job {fn!r} is a coroutine function or a generator: calling it would run nothing. Wrap it, "
-            "as in lambda: asyncio.run(job())."
-        )
-
-
-def _key(name: object, slot: object) -> str:
-    if not isinstance(name, str) or not name.strip():
-        raise ValueError(f"name = {name!r}: a job needs a name, a text that isn't empty.")
-    if not isinstance(slot, datetime):
-        raise TypeError(
-            f"slot = {slot!r}: it must be a datetime with a time zone, the time that the job is for."
-        )
-    if slot.utcoffset() is None:
-        raise ValueError(
-            f"slot = {slot!r} is naive: a slot is an instant. Pass an aware datetime, as in "
-            "slot.replace(tzinfo=timezone.utc) or django.utils.timezone.make_aware(slot)."
-        )
-    return tick_key(name, slot)
-
-
-def _refuse_no_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} = {value!r}: it must be a whole number of at least 1.")
-
-
-def _seconds(name: str, value: object, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        bounds = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
-        raise ValueError(f"{name} = {value!r}: it must be a number of seconds, {bounds}.")
-    return float(value)
 
 
 def _app(app: Any) -> Any:

@@ -46,6 +46,9 @@ _OF_A_COPY = (ASKED_HEADER, PUT_OFF_HEADER)
 #: Bounds of the wait before a message that couldn't be verified comes back, in seconds.
 _RETRY_AFTER = (1.0, 60.0)
 
+#: An epoch has room for so many attempts in a fence.
+_ATTEMPTS = 1_000_000
+
 _current: ContextVar[Tick | None] = ContextVar("leaderbeat_tick", default=None)
 
 
@@ -68,6 +71,14 @@ class Tick:
         self.attempt = stamp.attempt
         self._run = run
         self._runs = runs
+
+    @property
+    def fence(self) -> int:
+        """One number for epoch and attempt, for guarded writes: of two runs for a slot, the newer has the higher.
+
+        It fits into a column of 64 bits.
+        """
+        return self.epoch * _ATTEMPTS + self.attempt
 
     def check(self) -> None:
         """Make sure that this run still holds its slot; for long bodies, before each step that counts.

@@ -60,7 +60,8 @@ end
 local function keep_range(key, before, range)
   local newest = redis.call('ZREVRANGE', key, 0, 0)[1]
   local readable, known = pcall(cjson.decode, newest or '')
-  if readable and known.last == before and known.state == range.state and known.reason == range.reason then
+  known = readable and type(known) == 'table' and known or {}
+  if known.last == before and known.state == range.state and known.reason == range.reason then
     redis.call('ZREM', key, newest)
     range.first = known.first
     range.count = known.count + range.count

@@ -6,7 +6,7 @@
 -- done, or, by force, whatever it is. An attempt that has been superseded can't be claimed.
 -- Nothing of a paused entry is claimed but what was asked for.
 -- Of an entry with an overlap policy, nothing is claimed while an earlier slot is unfinished: it is skipped, or one
--- slot waits (it is recorded as given back). Later attempts and requests ask again.
+-- slot waits (it is recorded as given back). Later attempts, requests and paced slots ask again.
 -- The same batch asking again (the answer had been lost) gets the same answer.
 -- The last-decided slot of the entry moves forward with the claim, and never back.
 --
@@ -22,8 +22,8 @@
 --       3 identity of this batch
 --       4, … for each record a JSON object: key, entry, slot (µs, a string), fingerprint, task, task_id, attempt,
 --         prefer, ttl (ms), on_crash, max_attempts, overlap, request ('' for none), force; and, with an overlap policy,
---         unstarted (ms for which it counts as unfinished before it has begun), unsent (the place in KEYS of the
---         entry's ranges) and earlier (the places in KEYS of the records that the entry's `open` names)
+--         paced (it stays undecided instead of being skipped or waiting), unstarted (ms for which it counts as
+--         unfinished before it has begun), unsent (the place in KEYS of the entry's ranges) and earlier (the places in KEYS of the records that the entry's `open` names)
 -- Returns  {0, lease value}  no longer the leader; nothing was claimed
 --          {1, answer, …}    for each record: 'claimed', or why not: 'decided' (an earlier decision without
 --                            a record), 'held' (another claim stands), 'paused', 'busy' (ask again), 'waiting' (given
@@ -112,7 +112,7 @@ for i = 4, #ARGV do
         waiting = waiting or (waits and key)
       end
     end
-    if (unfinished or waiting) and (item.attempt > 1 or item.request ~= '') then
+    if (unfinished or waiting) and (item.paced or item.attempt > 1 or item.request ~= '') then
       if unfinished then
         verdict = 'busy'
       end
@@ -144,7 +144,8 @@ for i = 4, #ARGV do
     redis.call('ZADD', KEYS[3], whole(now), item.key)
     if claims then
       claimed = claimed + 1
-      event('claimed', 'entry', item.entry, 'key', item.key, 'epoch', ARGV[2], 'attempt', item.attempt)
+      event('claimed', 'entry', item.entry, 'key', item.key, 'epoch', ARGV[2], 'attempt', item.attempt,
+        'request', item.request)
     else
       redis.call('HSET', slot, 'waits', '1', 'reason', 'it waits for an earlier slot of its entry')
       event('returned', 'entry', item.entry, 'key', item.key, 'epoch', ARGV[2], 'attempt', item.attempt,

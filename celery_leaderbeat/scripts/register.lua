@@ -29,7 +29,7 @@ local now, horizon, answer = ARGV[2], tonumber(ARGV[3]), {1}
 -- Keeps the definitions of an entry whose schedule has this fingerprint from `since` on; '' for none.
 local function define(name, fingerprint, since)
   local readable, known = pcall(cjson.decode, redis.call('HGET', KEYS[3], name) or '[]')
-  known = readable and known or {}
+  known = readable and type(known) == 'table' and known or {}
   local latest = known[#known]
   if latest and latest.fingerprint == fingerprint then
     latest['until'] = nil

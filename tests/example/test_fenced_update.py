@@ -72,19 +72,19 @@ def fenced_update(_database: None) -> Callable[..., int]:
     return fenced_update
 
 
-def unguarded_update(queryset: Any, epoch: int, **values: Any) -> int:
+def unguarded_update(queryset: Any, fence: int, **values: Any) -> int:
     """`fenced_update` with its guard taken out."""
-    return queryset.update(fence_epoch=epoch, **values)
+    return queryset.update(fence=fence, **values)
 
 
-def check_then_update(queryset: Any, epoch: int, **values: Any) -> int:
+def check_then_update(queryset: Any, fence: int, **values: Any) -> int:
     """A guard that looks right and isn't: it reads, and then it writes."""
     from invoices.fencing import StaleWrite
 
     for row in queryset:
-        if row.fence_epoch > epoch:
-            raise StaleWrite(str(row), row.fence_epoch, epoch)
-    return queryset.update(fence_epoch=epoch, **values)
+        if row.fence > fence:
+            raise StaleWrite(str(row), row.fence, fence)
+    return queryset.update(fence=fence, **values)
 
 
 def rows(invoice: Any) -> Any:
@@ -150,20 +150,20 @@ def test_a_stale_writer_is_refused_and_changes_nothing(
 ) -> None:
     assert stale_writer(invoice, fenced_update)
     invoice.refresh_from_db()
-    assert (invoice.amount, invoice.fence_epoch) == (60, NEW)
+    assert (invoice.amount, invoice.fence) == (60, NEW)
 
 
 @pytest.mark.parametrize("stale_writer", STALE_WRITERS)
 def test_without_the_guard_the_stale_writer_wins(invoice: Any, stale_writer: Callable[..., bool]) -> None:
     assert not stale_writer(invoice, unguarded_update)
     invoice.refresh_from_db()
-    assert (invoice.amount, invoice.fence_epoch) == (1, OLD)
+    assert (invoice.amount, invoice.fence) == (1, OLD)
 
 
 def test_a_check_before_the_write_is_no_guard(invoice: Any) -> None:
     assert not stale_write_that_waits_for_the_new_leaders(invoice, check_then_update)
     invoice.refresh_from_db()
-    assert (invoice.amount, invoice.fence_epoch) == (1, OLD)
+    assert (invoice.amount, invoice.fence) == (1, OLD)
 
 
 def test_two_writers_at_once_leave_the_newer_ones_values(
@@ -190,7 +190,7 @@ def test_two_writers_at_once_leave_the_newer_ones_values(
                 start.wait(10)
                 if epoch == NEW:
                     invoice.refresh_from_db()
-                    assert (invoice.amount, invoice.fence_epoch) == (amount + number, epoch + 2 * number)
+                    assert (invoice.amount, invoice.fence) == (amount + number, epoch + 2 * number)
         except BaseException as error:  # noqa: BLE001 - the main thread has to see it, whatever it is
             errors.append(error)
             start.abort()
@@ -209,25 +209,25 @@ def test_two_writers_at_once_leave_the_newer_ones_values(
     assert refused[NEW] == 0
 
 
-def test_the_refusal_names_the_row_and_both_epochs(invoice: Any, fenced_update: Callable[..., int]) -> None:
+def test_the_refusal_names_the_row_and_both_fences(invoice: Any, fenced_update: Callable[..., int]) -> None:
     from invoices.fencing import StaleWrite
 
     fenced_update(rows(invoice), NEW, amount=60)
     with pytest.raises(StaleWrite) as refusal:
         fenced_update(rows(invoice), OLD, amount=1)
-    assert (refusal.value.row_epoch, refusal.value.epoch) == (NEW, OLD)
+    assert (refusal.value.row_fence, refusal.value.fence) == (NEW, OLD)
     for part in (str(invoice), str(NEW), str(OLD)):
         assert part in str(refusal.value)
 
 
-def test_the_same_epoch_may_write_again_and_a_newer_one_takes_over(
+def test_the_same_fence_may_write_again_and_a_newer_one_takes_over(
     invoice: Any, fenced_update: Callable[..., int]
 ) -> None:
     assert fenced_update(rows(invoice), OLD, amount=1) == 1
     assert fenced_update(rows(invoice), OLD, amount=2) == 1
     assert fenced_update(rows(invoice), NEW, amount=3) == 1
     invoice.refresh_from_db()
-    assert (invoice.amount, invoice.fence_epoch) == (3, NEW)
+    assert (invoice.amount, invoice.fence) == (3, NEW)
 
 
 def test_one_newer_row_refuses_the_whole_write(invoice: Any, fenced_update: Callable[..., int]) -> None:
@@ -240,14 +240,14 @@ def test_one_newer_row_refuses_the_whole_write(invoice: Any, fenced_update: Call
     fenced_update(rows(other), NEW, amount=60)
     with pytest.raises(StaleWrite):
         fenced_update(Invoice.objects.filter(tick_key=invoice.tick_key), OLD, amount=1)
-    assert sorted(Invoice.objects.values_list("amount", "fence_epoch")) == [(0, 0), (60, NEW)]
+    assert sorted(Invoice.objects.values_list("amount", "fence")) == [(0, 0), (60, NEW)]
 
 
 def test_no_row_is_no_refusal(invoice: Any, fenced_update: Callable[..., int]) -> None:
     assert fenced_update(type(invoice).objects.filter(tick_key="another slot"), OLD, amount=1) == 0
 
 
-def test_the_write_is_one_update_that_compares_epochs(
+def test_the_write_is_one_update_that_compares_fences(
     invoice: Any, fenced_update: Callable[..., int]
 ) -> None:
     from django.db import connection
@@ -257,4 +257,4 @@ def test_the_write_is_one_update_that_compares_epochs(
         fenced_update(rows(invoice), OLD, amount=1)
     updates = [query["sql"] for query in queries if query["sql"].startswith("UPDATE")]
     assert len(updates) == 1
-    assert f'"fence_epoch" <= {OLD}' in updates[0]
+    assert f'"fence" <= {OLD}' in updates[0]

@@ -18,11 +18,12 @@ from celery_leaderbeat.store import Keys
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import Stamp, slot_to_us, tick_key
 
-__all__ = ["ENTRY", "FIRST", "Ground", "settings_for", "slot"]
+__all__ = ["ENTRY", "FINGERPRINT", "FIRST", "Ground", "settings_for", "slot"]
 
 ENTRY = "nightly"
 FIRST = datetime(2026, 10, 2, 3, tzinfo=timezone.utc)
-_FINGERPRINT = "every minute"
+#: Of a schedule with these slots.
+FINGERPRINT = "interval:60000000us"
 
 
 def slot(number: int) -> datetime:
@@ -49,10 +50,12 @@ class Ground:
     Parameters:
         url: where the server is.
         client: for looking at what the scripts wrote, and for moving time.
+        settings: others than the default ones, as `settings_for` takes them.
     """
 
-    def __init__(self, url: str, client: redis.Redis) -> None:
-        self.settings = settings_for(url)
+    def __init__(self, url: str, client: redis.Redis, **settings: Any) -> None:
+        self.url = url
+        self.settings = settings_for(url, **settings)
         self.ledger = Ledger(self.settings)
         self.store = self.ledger.store
         self.keys: Keys = self.store.keys
@@ -136,7 +139,7 @@ class Ground:
                     key=self.key(number, entry),
                     entry=entry,
                     slot=slot(number),
-                    fingerprint=_FINGERPRINT,
+                    fingerprint=FINGERPRINT,
                     task="proj.task",
                     task_id=f"id-{number}",
                     prefer=prefer,
@@ -188,7 +191,7 @@ class Ground:
         keys = [self.key(number) for number in returned]
         oldest = slot(newest - count + 1)
         return self.ledger.write_off(
-            term, state, ENTRY, oldest, slot(newest), count, reason, _FINGERPRINT, keys
+            term, state, ENTRY, oldest, slot(newest), count, reason, FINGERPRINT, keys
         )
 
     # -- the worker's side ---------------------------------------------------------------------------------

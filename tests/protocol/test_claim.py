@@ -7,7 +7,7 @@ import json
 import pytest
 
 from celery_leaderbeat.ledger import NotLeading
-from tests.protocol.ground import ENTRY, Ground
+from tests.protocol.ground import ENTRY, FINGERPRINT, Ground
 
 
 def _now_in(ground: Ground, state: str) -> int:
@@ -46,6 +46,32 @@ def test_a_claim_writes_record_last_decided_slot_and_sweep_list_in_one_step(grou
     assert ground.unfinished() == {ground.key(1)}
     assert ground.ledger.counts()["claimed"] == 1
     assert 80_000 < ground.ttl(1) <= 90_000
+
+
+@pytest.mark.parametrize("on_crash", ["auto", "skip", "rerun"])
+def test_a_claim_keeps_what_a_crash_will_mean(ground: Ground, on_crash: str) -> None:
+    ground.claim(ground.elect(), 1, on_crash=on_crash, max_attempts=7, attempt=2)
+    assert ground.record(1).on_crash == on_crash
+    assert {"attempt": "2", "max_attempts": "7"}.items() <= ground.fields(1).items()
+
+
+def test_a_claim_of_a_slot_that_was_given_back_keeps_the_policy_of_its_own_time(ground: Ground) -> None:
+    _now_in(ground, "returned")
+    ground.claim(ground.next_term(), 1, batch="next", on_crash="rerun", max_attempts=5)
+    assert ground.record(1).on_crash == "rerun"
+    assert ground.fields(1)["max_attempts"] == "5"
+
+
+@pytest.mark.parametrize("prefer", ["missed", "duplicate"])
+@pytest.mark.parametrize("state", ["claimed", "returned", "sent", "running", "done"])
+def test_an_attempt_that_is_superseded_is_not_claimed(ground: Ground, state: str, prefer: str) -> None:
+    ground.claim(ground.elect(), 1, attempt=2, prefer=prefer)
+    ground.write(1, state=state)
+    before = ground.everything()
+    term = ground.next_term()
+    answer = ground.ask(term, 1, batch="next", attempt=1, prefer=prefer)
+    assert answer == ["held" if state == "claimed" else state]
+    assert ground.fields(1) == before[ground.record_key(1)]
 
 
 def test_a_batch_is_answered_slot_by_slot(ground: Ground) -> None:
@@ -194,7 +220,7 @@ def test_a_claim_keeps_what_else_is_known_of_the_entry(ground: Ground) -> None:
     ground.miss(term, 2, 2)
     ground.claim(term, 3)
     entry = json.loads(ground.client.hget(ground.keys.entries, ENTRY))
-    assert (entry["missed"], entry["count"], entry["fingerprint"]) == (2, 1, "every minute")
+    assert (entry["missed"], entry["count"], entry["fingerprint"]) == (2, 1, FINGERPRINT)
 
 
 def test_after_a_flush_the_slot_at_hand_can_be_claimed(ground: Ground) -> None:

@@ -60,6 +60,48 @@ def test_a_run_that_has_ended_does_not_end_otherwise(ground: Ground) -> None:
     assert ground.state(1) == "done"
 
 
+def test_a_run_that_died_and_was_abandoned_says_nothing(ground: Ground) -> None:
+    _running(ground)
+    ground.write(1, state="abandoned")
+    before = ground.everything()
+    assert not ground.finish(1, "r1", "done")
+    assert not ground.renew_run(1, "r1")
+    assert ground.everything() == before
+
+
+@pytest.mark.parametrize("state", ENDS)
+def test_a_run_that_has_ended_is_on_no_sweep_list(ground: Ground, state: str) -> None:
+    _running(ground)
+    assert ground.unfinished() == {ground.key(1)}
+    ground.finish(1, "r1", state)
+    assert ground.unfinished() == set()
+
+
+def test_the_retry_is_on_the_sweep_list_while_it_runs(ground: Ground) -> None:
+    epoch = _running(ground)
+    ground.finish(1, "r1", "retrying")
+    ground.start(1, epoch, "r2", after="r1")
+    assert ground.unfinished() == {ground.key(1)}
+    ground.finish(1, "r2")
+    assert ground.unfinished() == set()
+
+
+@pytest.mark.parametrize("state", ["done", "failed"])
+def test_only_a_slot_that_waits_for_its_retry_notes_until_when(ground: Ground, state: str) -> None:
+    _running(ground)
+    ground.finish(1, "r1", state, retry_in=60)
+    assert "busy_until" not in ground.fields(1)
+
+
+def test_a_slot_that_waits_for_its_retry_counts_as_unfinished_until_an_hour_after_it_is_due(
+    ground: Ground,
+) -> None:
+    _running(ground)
+    ground.finish(1, "r1", "retrying", retry_in=60)
+    left = int(ground.fields(1)["busy_until"]) - ground.now_ms()
+    assert 3_655_000 < left <= 3_660_000
+
+
 def test_the_end_of_a_run_does_not_need_a_leader(ground: Ground) -> None:
     _running(ground)
     ground.lapse()
@@ -110,6 +152,20 @@ def test_the_run_lease_is_extended_for_the_run_that_holds_the_slot(ground: Groun
     assert ground.renew_run(1, "r1", run_lease=300)
     assert 290_000 < int(ground.fields(1)["run_until"]) - ground.now_ms() <= 300_000
     assert 80_000 < ground.ttl(1) <= 90_000
+
+
+def test_a_renewal_moves_the_time_at_which_the_run_is_looked_after(ground: Ground) -> None:
+    _running(ground)
+    assert ground.renew_run(1, "r1", run_lease=300)
+    assert ground.looked_at(1) == int(ground.fields(1)["run_until"])
+
+
+def test_a_renewal_puts_nothing_on_the_sweep_list_that_is_not_there(ground: Ground) -> None:
+    """A run whose death was noted apart (see test_crash)."""
+    _running(ground)
+    ground.client.delete(ground.keys.unfinished)
+    assert ground.renew_run(1, "r1")
+    assert ground.unfinished() == set()
 
 
 def test_a_run_whose_lease_was_over_goes_on_if_nobody_took_the_slot(ground: Ground) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -22,10 +22,15 @@ from tests.protocol import (
     test_begin,
     test_claim,
     test_confirm,
+    test_crash,
     test_election,
+    test_events,
     test_finish,
-    test_miss,
+    test_overlap,
+    test_pause,
     test_register,
+    test_requests,
+    test_write_off,
 )
 from tests.protocol.conftest import EXPLORED_DB
 from tests.protocol.explorer import explore
@@ -35,18 +40,21 @@ from tests.protocol.world import Rules, Violation
 from tests.support.servers import RedisServer
 
 _CONTRACTS = {
-    "begin": test_begin,
-    "claim": test_claim,
-    "confirm": test_confirm,
-    "doubt": test_miss,
-    "elect": test_election,
-    "finish": test_finish,
-    "give_back": test_confirm,
-    "miss": test_miss,
-    "register": test_register,
-    "release": test_election,
-    "renew": test_election,
-    "renew_run": test_finish,
+    "begin": (test_begin, test_crash),
+    "claim": (test_claim, test_overlap, test_pause, test_requests),
+    "confirm": (test_confirm,),
+    "crash": (test_crash,),
+    "doubt": (test_write_off,),
+    "elect": (test_election, test_events),
+    "finish": (test_finish, test_crash),
+    "give_back": (test_confirm,),
+    "pause": (test_pause,),
+    "register": (test_register,),
+    "release": (test_election,),
+    "renew": (test_election,),
+    "renew_run": (test_finish, test_crash),
+    "resume": (test_pause,),
+    "write_off": (test_write_off,),
 }
 
 _ELECTIONS = Rules(prefer="missed", elections=3, faults=0)
@@ -60,6 +68,10 @@ _MISSES = Rules(prefer="missed", misses=True, elections=2, faults=1)
 _MISSES_OF_TWO = Rules(prefer="missed", slots=2, workers=1, misses=True, elections=1, faults=2)
 _CURRENT = Rules(prefer="missed", mode="current", elections=2, faults=1)
 _OBSERVED = Rules(prefer="missed", slots=2, workers=1, mode="observed", elections=2, faults=0)
+_RERUN = Rules(prefer="missed", on_crash="rerun", max_attempts=2, elections=1, faults=1)
+_RERUN_BY_THE_NEXT = Rules(prefer="missed", on_crash="rerun", max_attempts=2, elections=2, faults=1)
+_RERUN_TWICE = Rules(prefer="missed", on_crash="rerun", max_attempts=2, elections=1, faults=2)
+_SKIP = Rules(prefer="missed", on_crash="skip", elections=1, faults=1)
 
 
 @dataclass(frozen=True)
@@ -104,11 +116,17 @@ GUARDS = [
     Guard(
         "claim",
         "returned alone",
-        "elseif state == 'returned' then",
-        "elseif state ~= 'claimed' then",
+        "elseif state == 'returned' then\n    verdict",
+        "elseif state ~= 'claimed' then\n    verdict",
         _MISSED,
     ),
-    Guard("claim", "returned at all", "elseif state == 'returned' then", "elseif false then", _MISSED),
+    Guard(
+        "claim",
+        "returned at all",
+        "elseif state == 'returned' then\n    verdict",
+        "elseif false then\n    verdict",
+        _MISSED,
+    ),
     Guard(
         "claim",
         "older epoch",
@@ -119,8 +137,111 @@ GUARDS = [
     Guard(
         "claim", "prefers a duplicate", "owner < epoch and record[4] == 'duplicate'", "owner < epoch", _MISSED
     ),
-    Guard("claim", "decided without a record", "ahead and 'claimed' or 'decided'", "'claimed'", _MISSES),
-    Guard("claim", "last decided", "    if ahead then", "    if true then", _TWO_SLOTS),
+    Guard(
+        "claim",
+        "decided without a record",
+        "(ahead or item.request ~= '') and 'claimed' or 'decided'",
+        "'claimed'",
+        _MISSES,
+    ),
+    Guard("claim", "last decided", "    if ahead then", "    ahead = true\n    if ahead then", _TWO_SLOTS),
+    Guard("claim", "attempt", "elseif item.attempt < attempt then", "elseif false then", _RERUN),
+    Guard(
+        "claim",
+        "a yes is a yes",
+        "local stands = state == 'claimed' and 'held' or state",
+        "local stands = state",
+        _MISSED,
+    ),
+    Guard("claim", "paused", "if verdict == 'claimed' and any_pause and", "if false and", None),
+    Guard("claim", "paused: all", "ipairs({name, ''})", "ipairs({name})", None),
+    Guard("claim", "paused: its own", "ipairs({name, ''})", "ipairs({''})", None),
+    Guard("claim", "paused: begun", "tonumber(span.since) <= now_us and ", "", None),
+    Guard(
+        "claim",
+        "paused: not ended",
+        "(not span['until'] or tonumber(span['until']) > now_us)",
+        "true",
+        None,
+    ),
+    Guard(
+        "claim",
+        "paused: not what was asked for",
+        "any_pause and item.request == '' and",
+        "any_pause and",
+        None,
+    ),
+    Guard("claim", "overlap", "verdict == 'claimed' and item.overlap ~= 'allow'", "false", None),
+    Guard("claim", "overlap: under way", "    busy = counts\n", "    busy = false\n", None),
+    Guard(
+        "claim",
+        "overlap: for its time",
+        "state, counts = record[2], now < (tonumber(record[3]) or 0)",
+        "state, counts = record[2], true",
+        None,
+    ),
+    Guard("claim", "overlap: to be run again", "busy = record[5] == 'rerun' or now", "busy = now", None),
+    Guard("claim", "overlap: live run", "now < (tonumber(record[4]) or 0)", "true", None),
+    Guard(
+        "claim",
+        "overlap: unsent and owed",
+        "busy = counts and (tonumber(record[6]) or 1) > 1",
+        "busy = false",
+        None,
+    ),
+    Guard(
+        "claim",
+        "overlap: not what was given back",
+        "busy = counts and (tonumber(record[6]) or 1) > 1",
+        "busy = counts",
+        None,
+    ),
+    Guard("claim", "overlap: not itself", "key and key ~= item.key and", "key and", None),
+    Guard("claim", "queue: one waits", "(item.overlap == 'skip' or waiting)", "item.overlap == 'skip'", None),
+    Guard("claim", "queue: its turn", "    elseif waiting then\n", "    elseif false then\n", None),
+    Guard(
+        "claim",
+        "queue: it keeps its place",
+        "item.ttl)\n    open[#open + 1] = item.key\n",
+        "item.ttl)\n",
+        None,
+    ),
+    Guard(
+        "claim",
+        "queue: told once",
+        "if verdict == 'waiting' and record[7] == '1' then",
+        "if false then",
+        None,
+    ),
+    Guard(
+        "claim",
+        "what is owed asks again",
+        "if (unfinished or waiting) and (item.attempt > 1 or item.request ~= '') then",
+        "if false then",
+        None,
+    ),
+    Guard(
+        "claim",
+        "request: attempt",
+        "item.request ~= record[6] and item.attempt > attempt",
+        "item.request ~= record[6]",
+        None,
+    ),
+    Guard(
+        "claim",
+        "request: once",
+        "item.request ~= '' and item.request ~= record[6] and",
+        "item.request ~= '' and",
+        None,
+    ),
+    Guard("claim", "request: not what is done", "(item.force or repeatable[state])", "true", None),
+    Guard(
+        "claim",
+        "request: moves nothing on",
+        "local ahead = item.request == '' and (",
+        "local ahead = (",
+        None,
+    ),
     Guard(
         "confirm",
         "epoch compare",
@@ -162,6 +283,39 @@ GUARDS = [
     Guard(
         "give_back", "state", "elseif state == 'claimed' or state == 'unconfirmed' then", "else", _DUPLICATE
     ),
+    Guard("confirm", "sweep list", "if state ~= 'running' then", "if true then", _RERUN),
+    Guard("crash", "lease check", "if held ~= ARGV[1] then", "if false then", _RERUN_BY_THE_NEXT),
+    Guard("crash", "run lease", "elseif now < ends then", "elseif false then", _RERUN),
+    Guard("crash", "running", "if state ~= 'running' then", "if false then", None),
+    Guard(
+        "crash",
+        "attempts",
+        "record[3] == 'rerun' and attempt < (tonumber(record[5]) or 1)",
+        "record[3] == 'rerun'",
+        _RERUN_TWICE,
+    ),
+    Guard(
+        "crash",
+        "rerun alone",
+        "record[3] == 'rerun' and attempt < (tonumber(record[5]) or 1)",
+        "attempt < (tonumber(record[5]) or 1)",
+        None,
+    ),
+    Guard(
+        "crash", "skip", "elseif record[3] == 'rerun' or record[3] == 'skip' then", "elseif false then", _SKIP
+    ),
+    Guard("crash", "noted once", "elseif record[10] then", "elseif false then", None),
+    Guard("crash", "the next attempt", "whole(attempt + 1)", "whole(attempt)", _RERUN),
+    Guard("crash", "the dead run", "'batch', 'run', 'after'", "'batch', 'after'", _RERUN),
+    Guard("crash", "the dead run's message", "'batch', 'run', 'after'", "'run', 'after'", _RERUN),
+    Guard(
+        "crash",
+        "looked after again",
+        "redis.call('ZADD', KEYS[2], whole(now), ARGV[i - 1])",
+        "redis.call('ZREM', KEYS[2], ARGV[i - 1])",
+        _RERUN,
+    ),
+    Guard("crash", "sweep list", "if state ~= 'claimed' and state ~= 'returned' then", "if true then", None),
     Guard("doubt", "lease check", "if held ~= ARGV[1] then", "if false then", _MISSED),
     Guard("doubt", "grace", "if now < ends then", "if false then", None),
     Guard("doubt", "older epoch", "(tonumber(record[2]) or 0) < epoch and ", "", _MISSED),
@@ -176,38 +330,51 @@ GUARDS = [
     Guard(
         "doubt",
         "sweep list",
-        "if state ~= 'claimed' and state ~= 'returned' and state ~= 'wait' then",
+        "if not looked_after[state] then",
         "if true then",
         _MISSED,
     ),
-    Guard("miss", "lease check", "if held ~= ARGV[1] then", "if false then", _MISSES),
-    Guard("miss", "older epoch", "(tonumber(record[3]) or 0) < tonumber(ARGV[2])", "true", _MISSES),
+    Guard("write_off", "lease check", "if held ~= ARGV[1] then", "if false then", _MISSES),
+    Guard("write_off", "older epoch", "(tonumber(record[3]) or 0) < tonumber(ARGV[2])", "true", _MISSES),
     Guard(
-        "miss",
+        "write_off",
         "state",
         "if record[1] == 'returned' or (record[1] == 'claimed' and",
-        "if record[1] ~= 'missed' and (record[1] ~= 'claimed' or",
+        "if record[1] ~= state and (record[1] ~= 'claimed' or",
         _MISSES,
     ),
     Guard(
-        "miss",
+        "write_off",
         "last decided, and counted once",
-        "if not entry.slot or tonumber(entry.slot) < tonumber(ARGV[5]) then",
-        "if true then",
+        "if without > 0 and (not entry.slot or tonumber(entry.slot) < tonumber(ARGV[5])) then",
+        "if without > 0 then",
         _MISSES_OF_TWO,
     ),
+    Guard("write_off", "records alone decide nothing", "if without > 0 and ", "if ", None),
     Guard(
         "begin",
         "epoch",
-        "if epoch < (tonumber(record[2]) or 0) and state ~= 'returned' and state ~= 'missed' then",
-        "if false then",
+        "if epoch < (tonumber(record[2]) or 0) and state ~= 'returned'",
+        "if false and state ~= 'returned'",
         _DUPLICATE,
     ),
     Guard("begin", "the only copy, after a return", " and state ~= 'returned'", "", None),
     Guard("begin", "the only copy, after a miss", " and state ~= 'missed'", "", None),
-    Guard("begin", "attempt", "elseif attempt < (tonumber(record[3]) or 1) then", "elseif false then", None),
+    Guard("begin", "the only copy, after a skip", " and state ~= 'skipped'", "", None),
+    Guard(
+        "begin", "attempt", "elseif attempt < (tonumber(record[3]) or 1) then", "elseif false then", _RERUN
+    ),
     Guard("begin", "refused before", "elseif state == 'refused' then", "elseif false then", None),
-    Guard("begin", "running elsewhere", "if not redelivered then", "if false then", _DUPLICATE_WORKERS),
+    Guard("begin", "running elsewhere", "if not redelivered or", "if", _DUPLICATE_WORKERS),
+    Guard("begin", "on_crash skip", " or record[8] == 'skip'", "", _SKIP),
+    Guard("begin", "on_crash rerun", " or record[8] == 'rerun'", "", _RERUN),
+    Guard(
+        "begin",
+        "looked after",
+        "redis.call('ZADD', KEYS[5], whole(now + tonumber(ARGV[7])), ARGV[10])",
+        "",
+        _RERUN,
+    ),
     Guard("begin", "run lease of the other", "elseif left > 0 then", "elseif false then", None),
     Guard("begin", "ended", "return refuse('the slot is ' .. state)", "", _WORKERS),
     Guard("begin", "waits for its retry", "return refuse('the slot waits for its retry')", "", _WORKERS),
@@ -234,7 +401,15 @@ GUARDS = [
         "",
         _CURRENT,
     ),
-    Guard("finish", "run", "if record[2] ~= ARGV[1] then", "if not record[2] then", _WORKERS),
+    Guard(
+        "finish",
+        "run",
+        "if record[2] ~= ARGV[1] or record[1] == 'abandoned' then",
+        "if not record[2] then",
+        _RERUN_TWICE,
+    ),
+    Guard("finish", "abandoned", " or record[1] == 'abandoned' then", " then", _SKIP),
+    Guard("finish", "sweep list", "redis.call('ZREM', KEYS[3], record[5])", "", None),
     Guard("finish", "running", "if record[1] == 'running' then", "if true then", None),
     Guard(
         "finish",
@@ -244,8 +419,17 @@ GUARDS = [
         _WORKERS,
     ),
     Guard("finish", "requeued retry", "elseif after ~= '' then", "elseif false then", None),
-    Guard("renew_run", "run", " and record[2] == ARGV[i + 1] then", " then", _WORKERS),
-    Guard("renew_run", "running", "if record[1] == 'running' and ", "if ", None),
+    Guard("renew_run", "run", " and record[2] == ARGV[i] then", " then", _WORKERS),
+    Guard("renew_run", "running", "if record[1] == 'running' and ", "if ", _SKIP),
+    Guard("renew_run", "taken for dead", "    if record[5] then", "    if false then", None),
+    Guard("pause", "one at a time", "    span['until'] = now\n", "", None),
+    Guard(
+        "resume",
+        "in force",
+        "if not span['until'] or tonumber(span['until']) > tonumber(now) then",
+        "if true then",
+        None,
+    ),
 ]
 
 
@@ -273,11 +457,12 @@ def _contract(module: ModuleType) -> Iterator[tuple[str, Callable[[Ground], None
             yield name, functools.partial(function, **arguments)
 
 
-def _contract_that_fails(server: RedisServer, module: ModuleType) -> str | None:
+def _contract_that_fails(server: RedisServer, modules: Iterable[ModuleType]) -> str | None:
     """The first contract test that fails; those that look at a whole table last."""
     ground = Ground(server.url(), server.client())
+    checks = itertools.chain.from_iterable(map(_contract, modules))
     try:
-        for name, check in sorted(_contract(module), key=lambda pair: "every_message" in pair[0]):
+        for name, check in sorted(checks, key=lambda pair: "every_message" in pair[0]):
             server.client().flushdb()
             try:
                 check(ground)

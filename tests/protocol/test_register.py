@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import pytest
 
+from celery_leaderbeat.definitions import Definition
 from celery_leaderbeat.ledger import NotLeading
-from tests.protocol.ground import ENTRY, Ground, slot
+from celery_leaderbeat.records import UnsentRange
+from celery_leaderbeat.term import Term
+from celery_leaderbeat.tick import slot_to_us
+from tests.protocol.ground import ENTRY, FINGERPRINT, Ground, slot
 
 NOW = slot(10)
 
@@ -84,12 +89,151 @@ def test_the_time_of_removal_is_that_of_the_first_look(ground: Ground) -> None:
 
 def test_totals_outlive_a_changed_schedule(ground: Ground) -> None:
     term = ground.elect()
-    ground.ledger.register(term, {ENTRY: "every minute"}, slot(0))
+    ground.ledger.register(term, {ENTRY: FINGERPRINT}, slot(0))
     ground.claim(term, 1)
     ground.miss(term, 3, 2)
     ground.ledger.register(term, {ENTRY: "g"}, NOW)
     entry = ground.ledger.entries()[ENTRY]
     assert (entry.count, entry.missed) == (1, 2)
+
+
+# The definitions: which schedule was in force when
+
+
+def _register(ground: Ground, now: int, fingerprint: str = "") -> str:
+    """Register the entry (or none) at a minute; what it was found to be."""
+    entries = {ENTRY: fingerprint} if fingerprint else {}
+    return ground.ledger.register(_leading(ground), entries, slot(now))[ENTRY][0]
+
+
+def _leading(ground: Ground) -> Term:
+    value = ground.client.get(ground.keys.lease)
+    return Term.read(value) if value else ground.elect()
+
+
+def test_a_new_entry_is_defined_from_now_on(ground: Ground) -> None:
+    _register(ground, 10, "f")
+    assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(10))]
+
+
+def test_an_entry_that_is_kept_keeps_its_definition(ground: Ground) -> None:
+    for now in (10, 20, 30):
+        _register(ground, now, "f")
+    assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(10))]
+
+
+def test_a_changed_schedule_ends_one_definition_and_begins_another(ground: Ground) -> None:
+    for now, fingerprint in ((10, "f"), (20, "g"), (30, "f")):
+        _register(ground, now, fingerprint)
+    assert ground.ledger.definitions(ENTRY) == [
+        Definition("f", slot(10), slot(20)),
+        Definition("g", slot(20), slot(30)),
+        Definition("f", slot(30)),
+    ]
+
+
+def test_what_a_changed_schedule_had_undecided_is_a_range_that_nobody_counted(ground: Ground) -> None:
+    _register(ground, 1, "f")
+    assert _register(ground, 10, "g") == "changed"
+    (text,) = ground.ledger.store.members(ground.keys.unsent(ENTRY))
+    found = UnsentRange.read(text)
+    assert (found.state, found.count, found.reason) == (
+        "skipped",
+        0,
+        "its schedule changed before it was sent",
+    )
+    assert (found.first, found.last) == (slot(1) + timedelta(microseconds=1), slot(10))
+
+
+def test_a_change_that_finds_nothing_undecided_leaves_no_range(ground: Ground) -> None:
+    _register(ground, 10, "f")
+    assert _register(ground, 10, "g") == "changed"
+    assert ground.ranges() == []
+
+
+def test_a_removed_entry_ends_its_definition_with_the_first_look(ground: Ground) -> None:
+    _register(ground, 10, "f")
+    for now in (20, 30):
+        _register(ground, now)
+    assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(10), slot(20))]
+
+
+def test_an_entry_that_comes_back_was_defined_all_the_time(ground: Ground) -> None:
+    """It goes on where it was: what came due meanwhile is caught up, or missed."""
+    _register(ground, 10, "f")
+    _register(ground, 20)
+    assert _register(ground, 30, "f") == "kept"
+    assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(10))]
+
+
+def test_an_entry_that_comes_back_with_another_schedule_is_defined_from_then_on(ground: Ground) -> None:
+    _register(ground, 10, "f")
+    _register(ground, 20)
+    assert _register(ground, 30, "g") == "changed"
+    assert ground.ledger.definitions(ENTRY) == [
+        Definition("f", slot(10), slot(20)),
+        Definition("g", slot(30)),
+    ]
+
+
+def test_a_forgotten_entry_has_no_definitions(ground: Ground) -> None:
+    _register(ground, 10, "f")
+    _register(ground, 20)
+    assert _register(ground, 20 + 8 * 1440) == "forgotten"
+    assert ground.ledger.definitions(ENTRY) == []
+
+
+def test_a_reset_entry_is_defined_from_now_on_and_has_no_ranges_of_the_time_to_come(ground: Ground) -> None:
+    _register(ground, 1, "f")
+    ground.miss(_leading(ground), 5, 4)
+    ground.miss(_leading(ground), 10_000, 1, reason="a clock had jumped")
+    _register(ground, 10_000, "f")
+    ground.client.hset(
+        ground.keys.entries,
+        ENTRY,
+        json.dumps({"slot": str(slot_to_us(slot(10_000))), "fingerprint": "f"}),
+    )
+    assert _register(ground, 10, "f") == "reset"
+    assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(1))]
+    assert ground.ranges() == [("missed", 2, 5, 4, "too late")]
+
+
+def test_a_definition_from_the_time_to_come_begins_now_with_the_reset(ground: Ground) -> None:
+    _register(ground, 10_000, "f")
+    assert _register(ground, 10, "f") == "reset"
+    assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(10))]
+
+
+@pytest.mark.parametrize("damage", ["gone", "not JSON", "5"])
+def test_a_kept_entry_without_definitions_gets_one_from_its_last_decided_slot_on(
+    ground: Ground, damage: str
+) -> None:
+    _register(ground, 10, "f")
+    if damage == "gone":
+        ground.client.delete(ground.keys.definitions)
+    else:
+        # What is there is looked into when the entry goes, or changes.
+        ground.client.hset(ground.keys.definitions, ENTRY, damage)
+        _register(ground, 11)
+    assert _register(ground, 12, "f") == "kept"
+    assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(10))]
+
+
+def test_fifty_definitions_are_kept_of_an_entry(ground: Ground) -> None:
+    for number in range(52):
+        _register(ground, number, f"f{number}")
+    kept = ground.ledger.definitions(ENTRY)
+    assert (len(kept), kept[0].fingerprint, kept[-1].fingerprint) == (50, "f2", "f51")
+
+
+def test_many_entries_are_registered_each_with_its_own_definition_and_range(ground: Ground) -> None:
+    names = [f"entry {number}" for number in range(450)]
+    term = ground.elect()
+    ground.ledger.register(term, dict.fromkeys(names, "f"), slot(1))
+    ground.ledger.register(term, dict.fromkeys(names, "g"), slot(5))
+    for name in (names[0], names[199], names[200], names[449]):
+        assert [found.fingerprint for found in ground.ledger.definitions(name)] == ["f", "g"]
+        assert len(ground.ranges(name)) == 1
 
 
 @pytest.mark.parametrize("lease", ["gone", "of another term", "not ours"])

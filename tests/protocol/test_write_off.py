@@ -161,8 +161,9 @@ def test_ranges_are_kept_for_longer_than_any_record_and_ten_thousand_of_them(gro
     assert ground.client.pttl(key) > 399 * 86_400_000
 
 
-def test_a_newest_range_that_cannot_be_read_stays_as_it_is(ground: Ground) -> None:
-    ground.client.zadd(ground.keys.unsent(ENTRY), {"not JSON": 1})
+@pytest.mark.parametrize("text", ["not JSON", "5", "null", '"text"', "{}"])
+def test_a_newest_range_that_cannot_be_read_stays_as_it_is(ground: Ground, text: str) -> None:
+    ground.client.zadd(ground.keys.unsent(ENTRY), {text: 1})
     ground.miss(ground.elect(), 5, 5)
     assert ground.client.zcard(ground.keys.unsent(ENTRY)) == 2
 
@@ -190,6 +191,15 @@ def test_an_end_of_slots_with_records_alone_keeps_no_range_and_decides_nothing_f
     assert ground.miss(term, 1, 1, [1]) == 1
     assert ground.ranges() == []
     assert ground.last_decided() == 2
+
+
+def test_a_slot_that_was_asked_for_and_is_written_off_moves_nothing_on(ground: Ground) -> None:
+    term = ground.elect()
+    ground.claim(term, 3)
+    ground.claim(term, 9, batch="asked", request="q")
+    ground.give_back(term.epoch, 9)
+    assert ground.miss(term, 9, 1, [9], reason="its entry is gone") == 1
+    assert (ground.state(9), ground.last_decided(), ground.ranges()) == ("missed", 3, [])
 
 
 def test_a_slot_that_is_to_be_run_again_can_be_written_off(ground: Ground) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from celery_leaderbeat import dispatch, election
 from celery_leaderbeat import settings as settings_module
 from celery_leaderbeat import store as store_module
 from celery_leaderbeat.clock import Clock
@@ -42,6 +43,13 @@ BEGAN = 1_790_910_000_000_000
 #: Log records of these actions tell of a fault inside the package; no fault outside of it leads there.
 _TROUBLE = ("tick_failed", "election_failed", "schedule_failed", "entry_refused", "elector_ended")
 
+#: How often replicas look at what seldom changes, where most of a story would be made of such looks.
+_UNHURRIED = (
+    (dispatch, "_SWEEP_EVERY", 5.0),
+    (dispatch, "_LOOK_EVERY", 30.0),
+    (dispatch, "_LONGEST_SLEEP", 1.0),
+    (election, "_LOOK_INTERVAL", 2.0),
+)
 #: Applications are dear: one for the replicas, and one for each worker, for all worlds.
 _apps: list[VirtualApp] = []
 
@@ -73,7 +81,10 @@ class World:
         seed: whatever is random comes from it.
         schedule: `beat_schedule`.
         conf: more Celery settings.
+        unhurried: look less often at what seldom changes, to save the test's time.
         work: what the body of a message does.
+        make_faults: what goes wrong.
+        restart_after: seconds after which a dead process is started again.
     """
 
     server: FrozenServer
@@ -83,6 +94,7 @@ class World:
     workers: int = 2
     concurrency: int = 1
     conf: Mapping[str, Any] = field(default_factory=dict)
+    unhurried: bool = False
     work: Callable[[Stamp, Any], Work] = lambda stamp, task: Work()
     make_faults: Callable[[World], Faults] = lambda world: Faults()
     restart_after: Callable[[World], float] = lambda world: 5.0
@@ -157,6 +169,8 @@ class World:
         }
         for name, (original, instead, where) in stand_ins.items():
             _replace(patch, name, original, instead, where)
+        for module, name, seconds in _UNHURRIED if self.unhurried else ():
+            patch.setattr(module, name, seconds)
 
     def _here(self) -> Process:
         process = self.hub.process
@@ -201,6 +215,20 @@ class World:
     def run(self, seconds: float, enough: Callable[[], bool] | None = None) -> None:
         """Let time pass."""
         self.hub.run(self.hub.now + round(seconds * 1e6), enough)
+
+    def run_until_settled(self, longest: float) -> None:
+        """Let time pass until nothing is left to do but what comes due."""
+        end = self.hub.now + round(longest * 1e6)
+        while self.hub.now < end and not self._settled():
+            self.run(2.0)
+
+    def _settled(self) -> bool:
+        if not (self.broker.empty and all(process.alive for process in self.processes())):
+            return False
+        if any(process.frozen_until > self.hub.now for process in self.processes()):
+            return False
+        ledger = self.ledger()
+        return ledger.leader() is not None and not ledger.store.members(ledger.store.keys.unfinished)
 
     # -- for its parts -------------------------------------------------------------------------------------
 

@@ -163,8 +163,8 @@ MIXED = {
     "none": every(0.5, catch_up="none"),
     "strict": every(0.5, catch_up="all", deadline=1.0),
     "late": every(1.0, catch_up="all", jitter=0.9),
-    "skip": {**every(0.5, catch_up="all", overlap="skip"), "kwargs": {"seconds": 0.7}},
-    "queue": {**every(0.5, catch_up="all", overlap="queue", prefer="duplicate"), "kwargs": {"seconds": 0.7}},
+    "skip": {**every(1.0, catch_up="all", overlap="skip"), "kwargs": {"seconds": 1.3}},
+    "queue": {**every(1.0, catch_up="all", overlap="queue", prefer="duplicate"), "kwargs": {"seconds": 1.3}},
     "failing": every(1.0, task="failing", catch_up="all"),
 }
 

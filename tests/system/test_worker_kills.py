@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Any
 
 import pytest
 
@@ -145,8 +144,3 @@ def restart_delays(scene: Scene, ledger: Ledger, killed: dict[int, float]) -> li
             delay = sent[event["key"], attempt + 1] - killed[pid]
             delays += [delay] if delay >= 0 else []
     return delays
-
-
-def test_the_seed_gives_the_same_kills() -> None:
-    first, second = (random.Random(SEED) for _ in "ab")
-    assert [first.random() for _ in range(5)] == [second.random() for _ in range(5)]

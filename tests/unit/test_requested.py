@@ -11,6 +11,7 @@ import pytest
 
 from celery_leaderbeat.errors import StoreUnavailable
 from celery_leaderbeat.orders import ALL, Request
+from celery_leaderbeat.pauses import Pause, Pauses
 from celery_leaderbeat.plan import Plan, Returned
 from celery_leaderbeat.policy import Policy
 from celery_leaderbeat.records import ENDS, SlotRecord
@@ -62,6 +63,7 @@ class World:
     def __init__(self, **policies: Policy) -> None:
         self.ledger, self.orders = FakeLedger(), FakeOrders()
         self.plans: dict[str, Plan] = {}
+        self.pauses: dict[str, Pauses] = {}
         for name, policy in (policies or {"job": Policy()}).items():
             self.plans[name] = Plan(name, None, 60, "f", policy)
         self.lead()
@@ -79,7 +81,7 @@ class World:
         )
 
     def look(self, *requests: Request) -> None:
-        self.requested.look(requests, NOW)
+        self.requested.look(requests, lambda plan: self.pauses.get(plan.name, Pauses()), NOW)
 
     def owed(self, name: str = "job") -> dict[datetime, Returned]:
         return self.plans[name].returned
@@ -305,3 +307,25 @@ def test_what_is_taken_up_is_told(caplog: pytest.LogCaptureFixture) -> None:
         "Entry 'job': ann@host asks for 3 slots up to 2026-10-02T03:04:00Z; 2 of them are sent."
     )
     assert (record.action, record.entry, record.count) == ("requested", "job", 2)  # type: ignore[attr-defined]
+
+
+def test_catching_up_after_one_pause_waits_while_another_is_in_force() -> None:
+    world = World(job=Policy(catch_up="all", lookback=10), other=Policy(catch_up="all", lookback=10))
+    world.pauses["job"] = Pauses([Pause(minute(0))])
+    asked = request("catch_up", 1, 4, entry=ALL)
+    world.look(asked)
+    assert (list(world.owed()), len(world.owed("other"))) == ([], 3)
+    for number in (2, 3, 4):
+        world.claim(number, "r", "other")
+    world.look(asked)
+    assert not world.orders.done
+    world.pauses.clear()
+    world.look(asked)
+    assert list(world.owed()) == [minute(2), minute(3), minute(4)]
+
+
+def test_what_somebody_asks_for_by_name_is_sent_while_the_entry_is_paused() -> None:
+    world = World()
+    world.pauses["job"] = Pauses([Pause(minute(0))])
+    world.look(request())
+    assert list(world.owed()) == [minute(2), minute(3), minute(4)]

@@ -256,10 +256,10 @@ def stale_write(drill: Drill) -> None:
     from invoices.models import Invoice
 
     drill.view.act("A stale write", "the same, past all checks: only the database is left to refuse it")
-    newest = drill.watch.terms[-1].epoch
-    invoice = Invoice.objects.filter(fence_epoch=newest).earliest("slot")
+    newest, oldest = (drill.watch.terms[place].epoch * 1_000_000 for place in (-1, 0))
+    invoice = Invoice.objects.filter(fence__gt=newest).earliest("slot")
     try:
-        fenced_update(Invoice.objects.filter(pk=invoice.pk), drill.watch.terms[0].epoch, amount=0)
+        fenced_update(Invoice.objects.filter(pk=invoice.pk), oldest + 1, amount=0)
         happened = "written"
     except StaleWrite as refusal:
         drill.view.say(str(refusal))

@@ -16,7 +16,7 @@ class Account(models.Model):
 class Invoice(models.Model):
     """What one account owes for one slot of one entry.
 
-    The row belongs to its slot, so that `fence_epoch` sets the copies of that one slot apart and nothing
+    The row belongs to its slot, so that `fence` sets the copies of that one slot apart and nothing
     else: an older leader's message for another slot, however long it has waited, has rows of its own.
     """
 
@@ -25,8 +25,8 @@ class Invoice(models.Model):
     slot = models.DateTimeField()
     tariff = models.CharField(max_length=50)
     amount = models.PositiveIntegerField(default=0, help_text="in cents")
-    #: The epoch of the latest write; `fenced_update` lets no older one through.
-    fence_epoch = models.PositiveBigIntegerField(default=0)
+    #: The fence of the latest write; `fenced_update` lets no lower one through.
+    fence = models.PositiveBigIntegerField(default=0)
 
     class Meta:
         constraints = [

@@ -1,4 +1,4 @@
-"""Periodic charges. Each is for its slot, never for "now", and is written under the epoch that sent it."""
+"""Periodic charges. Each is for its slot, never for "now", and is written under the fence of its run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def charge(task: ChargeTask, tariff: str) -> None:
             ],
             ignore_conflicts=True,
         )
-        fenced_update(invoices, tick.epoch, amount=TARIFFS[tariff])
+        fenced_update(invoices, tick.fence, amount=TARIFFS[tariff])
         Execution.objects.create(
             tick_key=tick.key, epoch=tick.epoch, attempt=tick.attempt, worker_pid=os.getpid()
         )

@@ -68,7 +68,7 @@ class Migration(migrations.Migration):
                 ("slot", models.DateTimeField()),
                 ("tariff", models.CharField(max_length=50)),
                 ("amount", models.PositiveIntegerField(default=0, help_text="in cents")),
-                ("fence_epoch", models.PositiveBigIntegerField(default=0)),
+                ("fence", models.PositiveBigIntegerField(default=0)),
                 (
                     "account",
                     models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to="invoices.account"),
