@@ -136,8 +136,8 @@ def _end_without_record(
     if unsent is not None:
         return unsent.state, unsent.reason
     entry = known.entry
-    if entry is None or slot > entry.slot:
-        if definition is not None and definition.until is not None:
+    if definition is not None and (entry is None or slot > entry.slot):
+        if definition.until is not None:
             return "skipped", "its entry was removed"
         return "overdue", "no leader has decided about it yet"
     if known.unsent_from is not None and slot < known.unsent_from:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from celery_leaderbeat.audit import Audit, Known, explain
@@ -16,7 +17,7 @@ from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.store import Store
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import parse_tick_key, slot_to_us, tick_key
-from celery_leaderbeat.timeline import next_slot
+from celery_leaderbeat.timeline import slots_after
 
 __all__ = ["LedgerReader"]
 
@@ -95,6 +96,8 @@ class LedgerReader:
     ) -> Audit:
         now = self.store.now()
         until = min(until, now)
+        # Before the records: what is decided while they are read counts as undecided, not as unexplained.
+        kept = self.entries(entry).get(entry)
         definitions = self.definitions(entry)
         called: dict[datetime, Definition | None] = dict.fromkeys(traces)
         called |= dict(called_for(definitions, since, until, current))
@@ -105,7 +108,7 @@ class LedgerReader:
             found for text in ranges if (found := self._read(entry, "range", partial(UnsentRange.read, text)))
         ]
         known = Known(
-            entry=self.entries(entry).get(entry),
+            entry=kept,
             records={key: record for key, record in records.items() if record is not None},
             unsent=unsent,
             unsent_from=unsent[0].first if len(unsent) >= _RANGES_KEPT else None,
@@ -129,10 +132,10 @@ class LedgerReader:
         now = self.store.now()
         kept = self.entries(entry).get(entry)
         schedule = current if current is not None else schedule_of(kept.fingerprint if kept else "")
-        following = None if kept is None or schedule is None else next_slot(schedule, kept.slot)
-        if kept is None or following is None:
+        coming = [] if kept is None or schedule is None else list(islice(slots_after(schedule, kept.slot), 2))
+        if len(coming) < 2:
             return 0
-        period = following - kept.slot
+        period = coming[1] - coming[0]
         window = max(
             _PERIODS * period, min(timedelta(seconds=self.settings.slot_retention), _LATEST * period)
         )

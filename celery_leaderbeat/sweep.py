@@ -57,6 +57,7 @@ class Sweep:
         self._until = term.since + grace
         self._taken_up = taken_up
         self._doubtful: dict[str, SlotRecord] = {}
+        self._dying: dict[str, SlotRecord] = {}
 
     def run(self) -> bool:
         """Look once. True while slots are in doubt.
@@ -66,16 +67,18 @@ class Sweep:
             StoreError: the ledger doesn't answer; look again.
         """
         settled: list[str] = []
-        running: list[SlotRecord] = []
+        again: list[str] = []
         for found in self._ledger.unfinished():
             if isinstance(found, str):
                 settled.append(found)
             elif found.state == "running":
-                running.append(found)
+                self._dying[found.key] = found
             elif found.state == "returned" or (
                 found.state == "claimed" and found.epoch < self._term.epoch and found.prefer == "duplicate"
             ):
                 self._inherit(found, found.attempt)
+                if found.attempt > 1:
+                    again.append(found.key)
             elif found.state == "claimed" and found.epoch < self._term.epoch:
                 self._doubtful[found.key] = found
             elif found.state == "claimed":
@@ -84,8 +87,7 @@ class Sweep:
                 self._ledger.give_back(found.epoch, found.batch, [found.key], "its claim came too late")
             else:
                 settled.append(found.key)
-        if running:
-            self._bury(running)
+        self._bury(again)
         return self._doubt(settled)
 
     def _doubt(self, settled: list[str]) -> bool:
@@ -102,10 +104,16 @@ class Sweep:
                 self._reports.missed(claim.entry, claim.slot, claim.slot, 1, reason)
         return bool(self._doubtful)
 
-    def _bury(self, running: list[SlotRecord]) -> None:
-        """Decide about runs whose lease is over."""
-        keys = [record.key for record in running]
-        for record, state in zip(running, self._ledger.crash(self._term, keys), strict=True):
+    def _bury(self, again: list[str]) -> None:
+        """Decide about runs whose lease is over, and keep the records of slots that are to be run `again`."""
+        # As with doubts: what was asked about is asked again until the answer has been seen.
+        dying = list(self._dying.values())
+        keys = [*self._dying, *again]
+        if not keys:
+            return
+        answers = self._ledger.crash(self._term, keys)
+        self._dying.clear()
+        for record, state in zip(dying, answers, strict=False):
             if state not in ("returned", "abandoned", "died"):
                 continue
             following = {"returned": "rerun", "abandoned": "abandoned", "died": "redelivery"}[state]

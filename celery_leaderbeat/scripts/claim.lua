@@ -23,10 +23,11 @@
 --       4, … for each record a JSON object: key, entry, slot (µs, a string), fingerprint, task, task_id, attempt,
 --         prefer, ttl (ms), on_crash, max_attempts, overlap, request ('' for none), force; and, with an overlap policy,
 --         paced (it stays undecided instead of being skipped or waiting), unstarted (ms for which it counts as
---         unfinished before it has begun), unsent (the place in KEYS of the entry's ranges) and earlier (the places in KEYS of the records that the entry's `open` names)
+--         unfinished before it has begun), unsent (the place in KEYS of the entry's ranges) and earlier (the places in
+--         KEYS of the records that the entry's `open` names)
 -- Returns  {0, lease value}  no longer the leader; nothing was claimed
 --          {1, answer, …}    for each record: 'claimed', or why not: 'decided' (an earlier decision without
---                            a record), 'held' (another claim stands), 'paused', 'busy' (ask again), 'waiting' (given
+--                            a record), 'held' (another claim stands), 'paused' or 'busy' (ask again), 'waiting' (given
 --                            back until the earlier slot has ended), 'overlapped' (skipped), or the record's state
 
 local held = redis.call('GET', KEYS[1])
@@ -104,12 +105,21 @@ for i = 4, #ARGV do
   if verdict == 'claimed' and item.overlap ~= 'allow' then
     open = {}
     local unfinished, waiting
+    local looked_at = {[slot] = true}
+    local keys_begin = string.sub(slot, 1, #slot - #item.key)
     for _, place in ipairs(item.earlier) do
       local key, busy, waits = look_at(place)
+      looked_at[KEYS[place]] = true
       if key and key ~= item.key and (busy or waits) then
         open[#open + 1] = key
         unfinished = unfinished or (busy and key)
         waiting = waiting or (waits and key)
+      end
+    end
+    -- What whoever asks didn't know of stays for the next one to look at.
+    for _, key in ipairs(entry and type(entry.open) == 'table' and entry.open or {}) do
+      if not looked_at[keys_begin .. key] and #open < 50 then
+        open[#open + 1] = key
       end
     end
     if (unfinished or waiting) and (item.paced or item.attempt > 1 or item.request ~= '') then
@@ -183,6 +193,9 @@ for i = 4, #ARGV do
       entry.open = open and #open > 0 and open or nil
       redis.call('HSET', KEYS[2], item.entry, cjson.encode(entry))
     end
+  end
+  if state == 'returned' and (verdict == 'busy' or verdict == 'paused') then
+    redis.call('PEXPIRE', slot, item.ttl)
   end
   answer[#answer + 1] = verdict == 'repeated' and 'claimed' or verdict
 end

@@ -9,8 +9,9 @@ Moves that need nothing but that everybody who lives goes on are fair; the rest 
 leader, a death, a lost answer, …) may happen or not. Where no fair move changes anything the world is at rest,
 and what was promised must have come true. What nothing else bounds is limited: terms per leader, and faults.
 
-Leaders do more here than they do in the package: they claim what they have no reason to claim, and publish
-whatever they have claimed however long ago, since trust in one's own lease is local and can be wrong.
+Leaders do more here than they do in the package: they claim what they have no reason to claim, also as attempts
+that are superseded, and publish whatever they have claimed however long ago, since trust in one's own lease is
+local and can be wrong. Workers go on after they were taken for dead: they say how they ended, and send retries.
 """
 
 from __future__ import annotations

@@ -128,9 +128,12 @@ class Ground:
         request: str = "",
         force: bool = False,
         unstarted: float = 3600.0,
+        paced: bool = False,
+        earlier: Sequence[str] | None = None,
     ) -> list[str]:
-        """The answers of `claim` for slots by their numbers."""
-        earlier = self.open(entry) if overlap != "allow" else ()
+        """The answers of `claim` for slots by their numbers; `earlier`: what it looks at, by default all."""
+        if earlier is None:
+            earlier = self.open(entry) if overlap != "allow" else ()
         return self.ledger.claim(
             term,
             batch,
@@ -151,7 +154,8 @@ class Ground:
                     request=request,
                     force=force,
                     unstarted=unstarted,
-                    earlier=earlier,
+                    paced=paced,
+                    earlier=tuple(earlier),
                 )
                 for number in numbers
             ],

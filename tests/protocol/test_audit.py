@@ -391,6 +391,18 @@ def test_a_slot_of_the_schedule_that_was_asked_for_is_listed_once_and_ends_as_it
     assert len(history.audit().slots) == 30
 
 
+def test_a_slot_off_the_schedule_that_a_worker_has_begun_is_listed_too(ground: Ground) -> None:
+    """As one whose claim the ledger has lost, or one of a job outside Celery."""
+    history = History(ground)
+    number = history[4]
+    history.register(history[5], fingerprint(Own()))
+    off = next(n for n in range(history[6], history.last) if n % 5)
+    ground.start(off, history.term.epoch)
+    found = _by_slot(history.audit())
+    assert (found[slot(off)].end, found[slot(off)].called_for) == ("running", False)
+    assert found[slot(number)].called_for
+
+
 def test_requests_of_other_entries_and_other_times_are_not_listed(ground: Ground) -> None:
     history = History(ground)
     _run_now(history, slot(history[4]) + timedelta(seconds=7), "done")

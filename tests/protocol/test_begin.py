@@ -477,6 +477,7 @@ def _cases() -> list[_Case]:
         if not (case.mode == "slot" and case.behind)
         and not (case.state == "" and (case.epoch or case.attempt))
         and not (case.state != "running" and (case.lease_over or case.on_crash != "auto"))
+        and not (case.on_crash != "auto" and (case.mode != "slot" or case.epoch or case.attempt))
     ]
 
 

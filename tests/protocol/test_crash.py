@@ -98,9 +98,19 @@ def test_a_death_that_is_left_to_the_broker_is_noted_once(ground: Ground) -> Non
     assert record.died_at is not None
     assert ground.unfinished() == set()
     before = ground.everything()
-    assert ground.crash(term, 1) == ["running"]
+    assert ground.crash(term, 1) == ["died"]
     assert ground.everything() == before
     assert ground.ledger.counts()["died"] == 1
+
+
+def test_a_slot_that_waits_for_its_next_attempt_is_kept_from_expiring(ground: Ground) -> None:
+    """A pause may hold it back for longer than its record would live."""
+    term = _dead(ground, "rerun")
+    assert ground.crash(term, 1) == ["returned"]
+    ground.client.pexpire(ground.record_key(1), 1000)
+    assert ground.crash(term, 1) == ["returned"]
+    assert ground.ttl(1) > 60_000
+    assert ground.unfinished() == {ground.key(1)}
 
 
 def test_the_redelivery_runs_after_the_death_was_noted_and_is_looked_after_in_turn(ground: Ground) -> None:

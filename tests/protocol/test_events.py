@@ -97,11 +97,16 @@ def test_a_claim_and_its_message_are_told_once(ground: Ground) -> None:
     for _ in range(2):
         ground.ask(term, 1, attempt=2)
     fields = {"entry": ENTRY, "key": ground.key(1), "epoch": term.epoch, "attempt": 2}
-    _last(ground, "claimed", **fields)
+    _last(ground, "claimed", **fields, request="")
     for _ in range(2):
         ground.confirm(term.epoch, 1)
     _last(ground, "sent", **fields)
     assert ground.told() == ["elected", "claimed", "sent"]
+
+
+def test_a_claim_of_what_was_asked_for_names_the_request(ground: Ground) -> None:
+    ground.claim(ground.elect(), 1, request="q")
+    assert ground.events()[-1]["request"] == "q"
 
 
 def test_a_slot_that_is_given_back_is_told_with_the_reason(ground: Ground) -> None:

@@ -251,6 +251,17 @@ def test_a_slot_that_waited_and_was_written_off_stands_in_nobodys_way(ground: Gr
     assert _ask(ground, term, 3, "queue") == "waiting"
 
 
+def test_a_slot_of_a_backlog_that_queues_stays_undecided_until_its_turn(ground: Ground) -> None:
+    term = _first(ground, "queue", "running")
+    before = ground.everything()
+    for number in (2, 3):
+        assert _ask(ground, term, number, "queue", paced=True) == "busy"
+    assert ground.everything() == before
+    ground.finish(1)
+    assert _ask(ground, term, 2, "queue", batch="turn", paced=True) == "claimed"
+    assert _ask(ground, term, 3, "queue", batch="turn", paced=True) == "busy"
+
+
 # What is owed asks again
 
 
@@ -277,6 +288,21 @@ def test_what_is_owed_is_neither_skipped_nor_waits_but_asks_again(
     ground.start(2, term.epoch, "r2")
     ground.finish(2, "r2")
     assert _ask(ground, term, number, overlap, batch="owed", **options) == "claimed"
+
+
+@pytest.mark.parametrize("held_by", ["busy", "paused"])
+def test_the_record_of_what_is_to_be_run_again_does_not_expire_while_it_is_asked_for(
+    ground: Ground, held_by: str
+) -> None:
+    term = _first(ground, "skip", "to be run again")
+    ground.write(1, busy_until=1)
+    if held_by == "busy":
+        assert _ask(ground, term, 2, "skip") == "claimed"
+    else:
+        ground.orders.pause("nightly")
+    ground.client.pexpire(ground.record_key(1), 5_000)
+    assert _ask(ground, term, 1, "skip", batch="again", attempt=2, ttl=90) == held_by
+    assert 80_000 < ground.ttl(1) <= 90_000
 
 
 def test_what_is_owed_does_not_wait_for_a_slot_that_waits_itself(ground: Ground) -> None:
@@ -312,3 +338,11 @@ def test_a_batch_whose_answer_was_lost_is_not_in_its_own_way(ground: Ground) -> 
 def test_entries_do_not_stand_in_each_others_way(ground: Ground) -> None:
     term = _first(ground, "skip", "running")
     assert _ask(ground, term, 2, "skip", entry="hourly") == "claimed"
+
+
+def test_a_slot_that_whoever_asks_did_not_know_of_stays_for_the_next_one_to_look_at(ground: Ground) -> None:
+    """A copy of a claim may arrive late, with an old list of what is unfinished."""
+    term = _first(ground, "skip", "sent")
+    assert _ask(ground, term, 2, "skip", earlier=()) == "claimed"
+    assert ground.open() == (ground.key(1), ground.key(2))
+    assert _ask(ground, term, 3, "skip") == "overlapped"

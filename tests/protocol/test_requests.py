@@ -215,8 +215,13 @@ def test_requests_are_kept_apart_until_each_is_dealt_with(ground: Ground) -> Non
     assert ground.orders.look()[1] == [second]
 
 
-def test_a_request_that_cannot_be_read_is_dropped(ground: Ground) -> None:
+def test_a_request_that_cannot_be_read_stays_where_it_is_and_is_said_to_be_so_once(
+    ground: Ground, caplog: pytest.LogCaptureFixture
+) -> None:
     ground.client.hset(ground.keys.requests, "bad", "not JSON")
-    ground.orders.run_now(ENTRY)
-    assert len(ground.orders.look()[1]) == 1
-    assert not ground.client.hexists(ground.keys.requests, "bad")
+    orders = ground.orders
+    orders.run_now(ENTRY)
+    for _ in range(2):
+        assert len(orders.look()[1]) == 1
+    assert ground.client.hexists(ground.keys.requests, "bad")
+    assert caplog.text.count("The request bad can't be read") == 1

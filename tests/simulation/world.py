@@ -12,12 +12,12 @@ import types
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import pytest
 
 from celery_leaderbeat import dispatch, election
-from celery_leaderbeat import settings as settings_module
 from celery_leaderbeat import store as store_module
 from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.ledger import Ledger
@@ -48,7 +48,7 @@ _UNHURRIED = (
     (dispatch, "_SWEEP_EVERY", 5.0),
     (dispatch, "_LOOK_EVERY", 30.0),
     (dispatch, "_LONGEST_SLEEP", 1.0),
-    (election, "_LOOK_INTERVAL", 2.0),
+    (election, "_LOOK_INTERVAL", 4.0),
 )
 #: Applications are dear: one for the replicas, and one for each worker, for all worlds.
 _apps: list[VirtualApp] = []
@@ -145,9 +145,9 @@ class World:
         }
         for app in _apps:
             app.attach(self, conf)
-        # Looking for misspelt settings takes longer than all else that a process does at its start.
-        patch.setattr(settings_module, "stray_settings", lambda *args: [])
-        self.settings = Settings.from_app(self.app)
+        # All have the same settings; to read them takes longer than all else that a process does at its start.
+        self.settings = settings = Settings.from_app(self.app, warn=False)
+        patch.setattr(Settings, "from_app", classmethod(lambda cls, app, warn=True: settings))
         hub, client = self.hub, self.server.client()
         patch.setattr(store_module, "_client", lambda settings, timeout: client)
         threads = types.SimpleNamespace(
@@ -216,19 +216,22 @@ class World:
         """Let time pass."""
         self.hub.run(self.hub.now + round(seconds * 1e6), enough)
 
-    def run_until_settled(self, longest: float) -> None:
-        """Let time pass until nothing is left to do but what comes due."""
+    def run_until_settled(self, slot: datetime, longest: float) -> None:
+        """Let time pass until all slots up to this one are decided, and nothing is left to do."""
         end = self.hub.now + round(longest * 1e6)
-        while self.hub.now < end and not self._settled():
+        while self.hub.now < end and not self._settled(slot):
             self.run(2.0)
 
-    def _settled(self) -> bool:
+    def _settled(self, slot: datetime) -> bool:
         if not (self.broker.empty and all(process.alive for process in self.processes())):
             return False
         if any(process.frozen_until > self.hub.now for process in self.processes()):
             return False
         ledger = self.ledger()
-        return ledger.leader() is not None and not ledger.store.members(ledger.store.keys.unfinished)
+        if ledger.store.members(ledger.store.keys.unfinished):
+            return False
+        entries = ledger.entries()
+        return all(name in entries and entries[name].slot >= slot for name in self.schedule)
 
     # -- for its parts -------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ def next_slot(every: float) -> datetime:
     return datetime.fromtimestamp((now // every + 1) * every, timezone.utc)
 
 
-@pytest.mark.matrix("valkey", "redis+rabbitmq")
+@pytest.mark.matrix("valkey")
 @pytest.mark.schedule({"one": job(2.0, 1.5), "two": job(2.0, 1.5), "capped": job(2.0, 3600.0)})
 def test_entries_of_the_same_slot_are_sent_at_delays_of_their_own_under_the_nominal_time(
     scene: Scene,

@@ -81,7 +81,7 @@ def skipped_slots(ledger: Ledger, entry: str) -> int:
 # Pause
 
 
-@pytest.mark.matrix("valkey", "redis+rabbitmq")
+@pytest.mark.matrix("valkey")
 @pytest.mark.conf(leaderbeat_lease_ttl=3)
 @pytest.mark.schedule({"job": every_second(), "other": every_second()})
 def test_a_pause_counts_within_a_second_and_for_the_next_leader_too(
@@ -291,7 +291,7 @@ def slots_between(since: datetime, until: datetime) -> list[datetime]:
     return [first + timedelta(minutes=i) for i in range(int((until - first) / timedelta(minutes=1)) + 1)]
 
 
-@pytest.mark.matrix("valkey", "redis+rabbitmq")
+@pytest.mark.matrix("redis+rabbitmq")
 @pytest.mark.schedule({"job": minutely()})
 def test_a_backfill_runs_the_missing_slots_and_with_force_all_as_a_further_attempt(
     scene: Scene, ledger: Ledger, orders: Orders

