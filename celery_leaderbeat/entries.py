@@ -125,14 +125,25 @@ def _check_task(name: str, task_name: str, task: Any, policy: Policy) -> None:
 
     A task that this process hasn't imported is taken on trust.
     """
-    if task is None or isinstance(task, FencedTask):
-        if policy.on_crash == "rerun" and task is not None and not task.acks_late:
+    if task is None:
+        return
+    if isinstance(task, FencedTask):
+        if policy.on_crash == "rerun" and not task.acks_late:
             logger.warning(
                 "Entry %r has on_crash 'rerun', and its task %s acknowledges early: a slot is lost if its worker is "
                 "killed after taking the message and before starting the body. Set acks_late = True.",
                 name,
                 task_name,
                 extra={"action": "rerun_without_acks_late", "entry": name},
+            )
+        if policy.overlap != "allow" and policy.on_crash == "auto" and task.acks_late:
+            logger.warning(
+                "Entry %r has overlap %r and on_crash 'auto', and its task %s acknowledges late: a run that died, and "
+                "that the broker delivers again, may overlap a later slot. Set on_crash to 'rerun' or 'skip'.",
+                name,
+                policy.overlap,
+                task_name,
+                extra={"action": "overlap_with_redelivery", "entry": name},
             )
         return
     for key, value, harmless in (

@@ -81,7 +81,8 @@ class Plan:
     _next_at: datetime | None = None
     # Owed slots later than `last` that are decided: the schedule may have them too.
     _ahead: set[datetime] = field(default_factory=set)
-    _others_first: bool = False
+    # From when on the slots that were given back are looked at again.
+    _returned_from: datetime | None = None
 
     def start(self, last: datetime) -> None:
         """Go on after the slot `last`. Raises what the schedule raises."""
@@ -91,7 +92,7 @@ class Plan:
         self._doomed = {}
         self._postponed = None
         self._ahead = set()
-        self._others_first = False
+        self._returned_from = None
         self._look_ahead()
 
     @property
@@ -100,6 +101,8 @@ class Plan:
         if self._postponed is not None:
             return self._postponed
         oldest = next(iter(self.returned), None)
+        if oldest is not None and self._returned_from is not None:
+            oldest = max(oldest, self._returned_from)
         if oldest is None or self._next_at is None:
             return oldest or self._next_at
         return min(oldest, self._next_at)
@@ -150,11 +153,12 @@ class Plan:
     def wait(self, slot: datetime, now: datetime) -> None:
         """`slot` can't be sent while another one is unfinished: look again soon.
 
-        If it had been given back, the next call of `decide` gives fresh slots their turn first: they have to
-        be skipped in their own time.
+        If it was given back, fresh slots are decided meanwhile, in their own time.
         """
-        self._others_first = slot in self.returned
-        self.postpone(now + _WAIT)
+        if slot in self.returned:
+            self._returned_from = now + _WAIT
+        else:
+            self.postpone(now + _WAIT)
 
     def give_back(self, slot: datetime, attempt: int = 1, request: str = "") -> None:
         """`slot` is to be sent again: as this attempt, and for the request with this id if there is one.
@@ -175,18 +179,17 @@ class Plan:
 
     def _decisions(self, now: datetime, led_since: datetime, pauses: Pauses) -> Iterator[Decision]:
         judge = partial(decide, led_since=led_since, now=now, pauses=pauses)
+        fresh = self._fresh(now, pauses)
+        if self._returned_from is not None and now < self._returned_from:
+            return _lazily(judge, self.policy, fresh)
+        self._returned_from = None
         owed = self._owed(now, held=pauses.in_force(now) is not None)
-        came_back, fresh = self._came_back(now), self._fresh(now, pauses)
+        came_back = self._came_back(now)
         if self.policy.overlap == "queue":
             # What waits for its turn doesn't give way to newer slots.
             patient = replace(self.policy, lookback=sys.maxsize)
-            turns = [chain(owed, _lazily(judge, patient, came_back)), _lazily(judge, self.policy, fresh)]
-        else:
-            turns = [owed, _lazily(judge, self.policy, heapq.merge(came_back, fresh))]
-        if self._others_first:
-            self._others_first = False
-            turns.reverse()
-        return chain.from_iterable(turns)
+            return chain(owed, _lazily(judge, patient, came_back), _lazily(judge, self.policy, fresh))
+        return chain(owed, _lazily(judge, self.policy, heapq.merge(came_back, fresh)))
 
     def _owed(self, now: datetime, held: bool) -> Iterator[Decision]:
         for slot, back in self.returned.items():

@@ -53,12 +53,12 @@ def build_policy(
             key, the value and what is accepted.
     """
     validate_defaults(defaults)
-    where = f"entry {entry!r}: options['leaderbeat']"
+    where = f"Entry {entry!r}: options['leaderbeat']"
     mine = {} if own is None else _checked(where, own)
     merged = {**_inherited(mine, defaults), **mine}
     _check_mixes(where, {key: merged[key] for key in merged if key in mine or key not in _COUNTS})
     if "deadline" not in merged and cron_deadline is not None:
-        _check_deadline(f"entry {entry!r}: beat_cron_starting_deadline", cron_deadline)
+        _check_deadline(f"Entry {entry!r}: beat_cron_starting_deadline", cron_deadline)
         merged["deadline"] = cron_deadline
     merged["jitter"] = merged.get("jitter") or 0.0
     merged.setdefault("lookback", _LOOKBACK[merged.get("catch_up", Policy.catch_up)])

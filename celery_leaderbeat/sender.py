@@ -1,9 +1,8 @@
 """Sending: claim a batch, publish it, and leave each of its slots with a known end.
 
 The claim is written in one script together with the check of the lease; each message is published under the
-lease's local deadline; the publisher confirms it at once. So a slot stands between claim and confirm only while its
-own message is on the way, and a leader that dies there leaves at most that one in doubt, however many were claimed
-with it.
+lease's local deadline; the publisher confirms it at once. A leader that is killed leaves in doubt what of its batch it
+had claimed and not confirmed: the one message that was on its way, and up to 31 that nobody knows to be unsent.
 
 What a slot becomes when something goes wrong:
 

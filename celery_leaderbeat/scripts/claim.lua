@@ -54,9 +54,10 @@ local function is_paused(name)
   return false
 end
 
--- Looks at an earlier slot: whether it is unfinished, and whether it waits for one that is.
-local function look_at(place)
-  local record = redis.call('HMGET', KEYS[place], 'key', 'state', 'busy_until', 'run_until', 'on_crash', 'attempt', 'waits')
+-- Looks at another slot: whether it is unfinished, whether it waits for one that is, and whether it is the earlier one.
+local function look_at(place, slot)
+  local record = redis.call('HMGET', KEYS[place], 'key', 'state', 'busy_until', 'run_until', 'on_crash', 'attempt', 'waits',
+    'slot')
   local state, counts = record[2], now < (tonumber(record[3]) or 0)
   local busy = false
   if state == 'claimed' or state == 'sent' or state == 'retrying' then
@@ -66,7 +67,8 @@ local function look_at(place)
   elseif state == 'returned' then
     busy = counts and (tonumber(record[6]) or 1) > 1
   end
-  return record[1] or nil, busy, state == 'returned' and record[7] == '1'
+  local earlier = (tonumber(record[8]) or 0) < tonumber(slot)
+  return record[1] or nil, busy, state == 'returned' and record[7] == '1', earlier
 end
 
 for i = 4, #ARGV do
@@ -108,12 +110,12 @@ for i = 4, #ARGV do
     local looked_at = {[slot] = true}
     local keys_begin = string.sub(slot, 1, #slot - #item.key)
     for _, place in ipairs(item.earlier) do
-      local key, busy, waits = look_at(place)
+      local key, busy, waits, earlier = look_at(place, item.slot)
       looked_at[KEYS[place]] = true
       if key and key ~= item.key and (busy or waits) then
         open[#open + 1] = key
         unfinished = unfinished or (busy and key)
-        waiting = waiting or (waits and key)
+        waiting = waiting or (waits and earlier and key)
       end
     end
     -- What whoever asks didn't know of stays for the next one to look at.

@@ -267,7 +267,7 @@ GUARDS = [
         "redis.call('ZREM', KEYS[2], ARGV[i - 1])",
         _RERUN,
     ),
-    Guard("crash", "sweep list", "if state ~= 'claimed' and state ~= 'returned' then", "if true then", None),
+    Guard("crash", "sweep list", "elseif state ~= 'claimed' then", "else", None),
     Guard("doubt", "lease check", "if held ~= ARGV[1] then", "if false then", _MISSED),
     Guard("doubt", "grace", "if now < ends then", "if false then", None),
     Guard("doubt", "older epoch", "(tonumber(record[2]) or 0) < epoch and ", "", _MISSED),

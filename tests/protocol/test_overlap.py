@@ -346,3 +346,11 @@ def test_a_slot_that_whoever_asks_did_not_know_of_stays_for_the_next_one_to_look
     assert _ask(ground, term, 2, "skip", earlier=()) == "claimed"
     assert ground.open() == (ground.key(1), ground.key(2))
     assert _ask(ground, term, 3, "skip") == "overlapped"
+
+
+def test_a_slot_that_a_dead_leader_claimed_goes_before_the_one_that_waits_for_it(ground: Ground) -> None:
+    _ask(ground, ground.elect(), 1, "queue", prefer="duplicate")
+    term = ground.next_term()
+    assert _ask(ground, term, 2, "queue", prefer="duplicate") == "waiting"
+    assert _ask(ground, term, 1, "queue", batch="again", prefer="duplicate") == "claimed"
+    assert _ask(ground, term, 2, "queue", batch="later", prefer="duplicate") == "waiting"

@@ -45,8 +45,10 @@ def judge(world: World, until: datetime) -> Verdict:
         audit = ledger.audit(name, since, until)
         verdict.ends.update(audit.counts)
         verdict.broken += _uncounted(name, entry, audit)
+        held_up = False
         for slot in audit.slots:
-            judged = _Slot(slot, entry, world.journal, runs[slot.key])
+            judged = _Slot(slot, entry, world.journal, runs[slot.key], held_up)
+            held_up = held_up or judged.holds_up
             verdict.broken += [f"{slot.key} ({slot.end}: {slot.reason}): {what}" for what in judged.broken()]
     verdict.broken += _early(world.journal)
     return verdict
@@ -80,12 +82,21 @@ class _Slot:
     """One slot: what the audit says, what happened, and what its entry was promised."""
 
     def __init__(
-        self, slot: Explanation, entry: Mapping[str, Any], journal: Journal, runs: list[Run]
+        self,
+        slot: Explanation,
+        entry: Mapping[str, Any],
+        journal: Journal,
+        runs: list[Run],
+        held_up: bool,
     ) -> None:
         policy = entry.get("options", {}).get("leaderbeat", {})
         self.prefer = policy.get("prefer", "missed")
         self.on_crash = policy.get("on_crash", "auto")
         self.overlap = policy.get("overlap", "allow")
+        #: One slot after the other, and none is left out: what isn't finished holds up the next.
+        paced = self.overlap == "queue" and policy.get("catch_up") == "all"
+        self.holds_up = paced and slot.end in ("sent", "running", "retrying", "returned")
+        self.held_up = held_up
         self.max_attempts = policy.get("max_attempts", 3)
         self.fenced = entry["task"].startswith("fenced")
         self.acks_late = TASKS[entry["task"]][1]
@@ -106,7 +117,9 @@ class _Slot:
             yield from self._came_to_an_end()
 
     def _explained(self) -> Iterator[str]:
-        if self.end in ("unexplained", "forgotten", "overdue", "claimed"):
+        if self.end in ("unexplained", "forgotten", "claimed") or (
+            self.end == "overdue" and not self.held_up
+        ):
             yield f"{self.end} isn't an explanation"
         if self.end == "returned" and not (self.overlap != "allow" and self.slot.record.waits):
             yield "nobody has sent it again"
@@ -140,7 +153,7 @@ class _Slot:
                 yield f"it was given up after {attempts} attempts"
 
     def _came_to_an_end(self) -> Iterator[str]:
-        if self.end in _FINAL or self.end == "returned":
+        if self.end in (*_FINAL, "returned", "overdue"):
             return
         if self._unheard():
             return

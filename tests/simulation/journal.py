@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -15,6 +15,10 @@ __all__ = ["Body", "Journal", "Run", "Sent"]
 
 #: The lines of a story that a failed test shows.
 _LAST = int(os.environ.get("LEADERBEAT_STORY_LINES", "60"))
+
+
+#: Answers after which nobody knows for sure whether a message of the slot is on its way.
+_DOUBTS = {"unconfirmed", "returned", "superseded"}
 
 
 @dataclass(frozen=True)
@@ -60,14 +64,25 @@ class Body:
 
 @dataclass(repr=False)
 class Journal:
-    """The story, and the effects: what reached the broker, which runs were let in, which bodies ran."""
+    """The story, and the effects: what reached the broker, which runs were let in, which bodies ran.
+
+    Attributes:
+        exclusive: entries whose slots mustn't overlap.
+        doubtful: slots of which a leader didn't know at some time whether they were sent.
+        troubles: what the package itself didn't count on.
+        violations: guarantees that were broken before everybody's eyes.
+    """
 
     hub: Hub
     lines: list[tuple[int, str, str]] = field(default_factory=list)
     sent: defaultdict[str, dict[int, list[Sent]]] = field(default_factory=lambda: defaultdict(dict))
     runs: dict[str, Run] = field(default_factory=dict)
     bodies: defaultdict[str, list[Body]] = field(default_factory=lambda: defaultdict(list))
-    reported: list[dict[str, Any]] = field(default_factory=list)
+    exclusive: set[str] = field(default_factory=set)
+    doubtful: set[str] = field(default_factory=set)
+    _latest: defaultdict[str, deque[Body]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=8))
+    )
     troubles: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
 
@@ -126,7 +141,13 @@ class Journal:
         elif script == "finish":
             self._finish(process, args, answer, state)
         else:
-            self.note(process or "late", f"{script} {_short(keys, args)} -> {answer}")
+            slots = _slots(keys)
+            told = answer
+            if script == "claim" and answer[0] == 1:
+                told = [f"{slot}: {found}" for slot, found in zip(slots, answer[1:], strict=False)]
+            self.note(process or "late", f"{script} {'' if told is not answer else slots} -> {told}")
+            if not _DOUBTS.isdisjoint(map(str, answer if isinstance(answer, list) else ())):
+                self.doubtful.update(slots)
 
     def _begin(self, process: Process | None, args: Sequence[Any], answer: Any) -> None:
         run, key = str(args[0]), str(args[9])
@@ -163,13 +184,31 @@ class Journal:
 
     def enter(self, key: str, run: str, attempt: int, by: Process) -> Body:
         """A body begins."""
-        for other in self.bodies[key] if run else ():
-            if self._lives(other):
-                self.violate(f"{key} runs twice at once: {other.run} on {other.by} and {run} on {by}")
         body = Body(key, run, attempt, by, self.hub.now)
+        # A worker that froze after it was let in enters the body all the same.
+        if self._lives(body):
+            self._exclude(body)
         self.bodies[key].append(body)
+        self._latest[key.rpartition("@")[0]].append(body)
         self.note(by, f"runs {key} #{attempt} as {run[-6:]}")
         return body
+
+    def _exclude(self, body: Body) -> None:
+        """A slot runs once at a time; and where slots of an entry mustn't overlap, none runs beside another.
+
+        The latter as far as the leaders knew what there was: an earlier slot that was sent and counts as missed, or
+        that the broker delivers again, comes when it comes.
+        """
+        key, entry = body.key, body.key.rpartition("@")[0]
+        for other in self.bodies[key]:
+            if self._lives(other):
+                self.violate(f"{key} runs twice at once: {other.run} on {other.by}, {body.run} on {body.by}")
+        if entry not in self.exclusive or key in self.doubtful or self.bodies[key]:
+            return
+        for other in self._latest[entry]:
+            known = other.key not in self.doubtful and len(self.bodies[other.key]) == 1
+            if other.key != key and known and self._lives(other):
+                self.violate(f"{key} ({body.run}) runs beside {other.key} ({other.run}) of its entry")
 
     def leave(self, body: Body, end: str) -> None:
         """A body is left."""
@@ -182,6 +221,6 @@ class Journal:
         return not body.end and body.by.alive and run is not None and run.leased_until > self.hub.now
 
 
-def _short(keys: Sequence[str], args: Sequence[Any]) -> str:
-    slots = [str(key).partition(":slot:")[2] for key in keys if ":slot:" in str(key)]
-    return " ".join(slots[:4]) + (" …" if len(slots) > 4 else "")
+def _slots(keys: Sequence[str]) -> list[str]:
+    """The tick keys among a script's keys."""
+    return [str(key).partition(":slot:")[2] for key in keys if ":slot:" in str(key)]

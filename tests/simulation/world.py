@@ -103,6 +103,11 @@ class World:
         self.hub = Hub(BEGAN)
         self.rng = random.Random(repr(self.seed))
         self.journal = Journal(self.hub)
+        self.journal.exclusive.update(
+            name
+            for name, entry in self.schedule.items()
+            if entry["options"]["leaderbeat"].get("overlap", "allow") != "allow"
+        )
         self.broker = Broker(self)
         self.faults = self.make_faults(self)
         self.hub.on_point = self.faults.point

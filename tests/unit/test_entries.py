@@ -329,7 +329,14 @@ def test_what_needs_no_done_marker_goes_with_every_task(
     assert not caplog.records
 
 
-@pytest.mark.parametrize("policy", [{"on_crash": "rerun"}, {"overlap": "skip"}, {"overlap": "queue"}])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"on_crash": "rerun"},
+        {"overlap": "skip", "on_crash": "skip"},
+        {"overlap": "queue", "on_crash": "rerun"},
+    ],
+)
 @pytest.mark.parametrize("task", ["late", "not imported"])
 def test_it_goes_with_a_fenced_task_and_one_that_beat_hasnt_imported_is_taken_on_trust(
     app: Celery, task: str, policy: Any, caplog: pytest.LogCaptureFixture
@@ -358,9 +365,18 @@ def test_rerun_of_a_task_that_acknowledges_early_runs_with_a_warning(
             assert word in caplog.text
 
 
+@pytest.mark.parametrize("overlap", ["skip", "queue"])
+def test_an_overlap_that_a_redelivery_can_break_is_warned_about(
+    app: Celery, overlap: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert set(planned(app, "late", {"overlap": overlap})) == {"job"}
+    assert [(r.levelname, r.action) for r in caplog.records] == [("WARNING", "overlap_with_redelivery")]
+    assert "Set on_crash to 'rerun' or 'skip'" in caplog.text
+
+
 def test_a_refused_policy_costs_only_its_own_entry(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
     raw = {
-        "good": {"task": "late", "schedule": 5.0, "options": {POLICY_OPTION: {"overlap": "skip"}}},
+        "good": {"task": "early", "schedule": 5.0, "options": {POLICY_OPTION: {"overlap": "skip"}}},
         "bad": {"task": "plain", "schedule": 5.0, "options": {POLICY_OPTION: {"overlap": "skip"}}},
         "typo": {"task": "late", "schedule": 5.0, "options": {POLICY_OPTION: {"overlaps": "skip"}}},
     }

@@ -251,13 +251,25 @@ def test_a_slot_that_has_to_wait_lets_fresh_ones_be_decided(overlap: str) -> Non
     now = after(6)
     assert plan.decide(now, T0) == [Send(after(2), 2)]
     plan.wait(after(2), now)
-    assert plan.when == now + 0.5 * SECOND
+    assert plan.when == after(6)
     assert plan.decide(now, T0) == [Send(after(6))]
-    plan.wait(after(6), now)
-    assert plan.decide(now, T0) == [Send(after(2), 2)]
-    plan.wait(after(2), now)
     plan.advance(after(6))
-    assert plan.decide(now, T0) == [Send(after(2), 2)]
+    assert plan.when == now + 0.5 * SECOND
+    assert plan.decide(now, T0) == []
+    assert plan.decide(now + 0.5 * SECOND, T0) == [Send(after(2), 2)]
+
+
+def test_fresh_slots_that_come_due_while_one_waits_are_decided_in_their_own_time() -> None:
+    """Were they left until the next look, a period shorter than the wait would make missed ones of them."""
+    plan = started(Policy(overlap="queue"), last=after(5), schedule=0.1)
+    plan.give_back(after(5))
+    plan.wait(after(5), after(5))
+    for tenths in range(1, 5):
+        slot = after(5) + tenths * 0.1 * SECOND
+        assert plan.when == slot
+        assert plan.decide(slot, T0) == [Send(slot)]
+        plan.advance(slot)
+    assert plan.decide(after(5) + 0.5 * SECOND, T0)[0] == Send(after(5))
 
 
 def test_a_slot_that_waits_in_the_queue_keeps_its_place() -> None:
@@ -268,7 +280,7 @@ def test_a_slot_that_waits_in_the_queue_keeps_its_place() -> None:
     plan.wait(after(5), now)
     assert plan.decide(now, T0) == [Miss(after(6), after(7), 2, REASON_LOOKBACK), Send(after(8))]
     plan.advance(after(8))
-    assert plan.decide(now, T0) == [Send(after(5))]
+    assert plan.decide(now + 0.5 * SECOND, T0) == [Send(after(5))]
 
 
 def test_a_slot_that_waits_in_the_queue_is_missed_past_its_deadline_and_skipped_in_a_pause() -> None:
@@ -470,7 +482,8 @@ def by_the_rules(case: Case) -> list[Verdict]:
             return "miss", deadline_reason(policy.deadline)
         return None
 
-    back = {slot: item for slot, item in case.plan.returned.items() if slot <= now}
+    waits = case.waited in case.plan.returned
+    back = {slot: item for slot, item in case.plan.returned.items() if slot <= now and not waits}
     owed = [
         (slot, "send", (item.attempt, item.request))
         for slot, item in back.items()
@@ -495,8 +508,6 @@ def by_the_rules(case: Case) -> list[Verdict]:
         return slot, kind, why
 
     turns = [owed + [verdict(s) for s in queued], [verdict(s) for s in sorted(ranked)]]
-    if case.waited in case.plan.returned:
-        turns.reverse()
     everything = [
         (slot, "miss", "doomed") if kind == "send" and slot in case.doomed else (slot, kind, why)
         for slot, kind, why in itertools.chain(*turns)
