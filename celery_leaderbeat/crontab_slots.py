@@ -33,7 +33,7 @@ _DAY_US = MINUTES_A_DAY * _MINUTE_US
 
 
 class CrontabSlots:
-    """The slots of one crontab.
+    """The slots of one crontab. All instants are within `horizon`.
 
     Raises:
         ScheduleError: a field is empty, or the zone is none.
@@ -45,7 +45,7 @@ class CrontabSlots:
 
     def after(self, after: datetime) -> Iterator[datetime]:
         """The slots later than `after`, ascending."""
-        begin, end = max(slot_to_us(after) + 1, EARLIEST_US), LATEST_US + 1
+        begin, end = slot_to_us(after) + 1, LATEST_US + 1
         while begin < end:
             # An instant's local date is that of UTC, the day before or the day after.
             day = self._fields.day_from(begin // _DAY_US - 1)
@@ -60,7 +60,7 @@ class CrontabSlots:
 
     def before(self, until: datetime) -> Iterator[datetime]:
         """The slots not later than `until`, descending."""
-        begin, end = EARLIEST_US, min(slot_to_us(until), LATEST_US) + 1
+        begin, end = EARLIEST_US, slot_to_us(until) + 1
         while begin < end:
             day = self._fields.day_back_from((end - 1) // _DAY_US + 1)
             if day is None:
@@ -74,7 +74,7 @@ class CrontabSlots:
 
     def count(self, after: datetime, until: datetime) -> int:
         """How many slots there are in (after, until]."""
-        begin, end = max(slot_to_us(after) + 1, EARLIEST_US), min(slot_to_us(until), LATEST_US) + 1
+        begin, end = slot_to_us(after) + 1, slot_to_us(until) + 1
         if begin >= end:
             return 0
         return sum(map(self._count_in, self._all_spans(begin, end)))

@@ -35,7 +35,7 @@ def period_us(schedule: Any) -> int:
 
 
 class IntervalSlots:
-    """The slots of one interval. Raises as `period_us`."""
+    """The slots of one interval. All instants are within `horizon`. Raises as `period_us`."""
 
     def __init__(self, schedule: Any) -> None:
         self._period = period_us(schedule)
@@ -47,7 +47,7 @@ class IntervalSlots:
     def before(self, until: datetime) -> Iterator[datetime]:
         """The slots not later than `until`, descending."""
         first = -(-EARLIEST_US // self._period)
-        return self._slots(range(min(self._number(until), LATEST_US // self._period), first - 1, -1))
+        return self._slots(range(self._number(until), first - 1, -1))
 
     def count(self, after: datetime, until: datetime) -> int:
         """How many slots there are in (after, until]."""

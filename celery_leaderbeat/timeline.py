@@ -47,14 +47,14 @@ def slots_after(schedule: Any, after: datetime) -> Iterator[datetime]:
             asked, from the iterator.
         ValueError: `after` is naive.
     """
-    after = max(_in_utc(after), EARLIEST)
+    after = _clip(after)
     slots = _slots_of(schedule)
     return iter(()) if after >= LATEST else slots.after(after)
 
 
 def slots_between(schedule: Any, after: datetime, until: datetime) -> Iterator[datetime]:
     """The slots later than `after` and not later than `until`, ascending. Raises as `slots_after`."""
-    until = _in_utc(until)
+    until = _clip(until)
     return itertools.takewhile(lambda slot: slot <= until, slots_after(schedule, after))
 
 
@@ -64,7 +64,7 @@ def slots_before(schedule: Any, until: datetime, after: datetime) -> Iterator[da
     Those of intervals and crontabs are searched backwards from `until`, however far away `after` is. Those of
     other schedules have to be searched forwards, all of them.
     """
-    until, after = _in_utc(until), _in_utc(after)
+    until, after = _clip(until), _clip(after)
     slots = _slots_of(schedule)
     if isinstance(slots, (IntervalSlots, CrontabSlots)):
         return itertools.takewhile(lambda slot: slot > after, slots.before(until))
@@ -84,6 +84,7 @@ def backlog(
     Raises:
         ScheduleError, ValueError: as `slots_after`.
     """
+    after, until = _clip(after), _clip(until)
     slots = _slots_of(schedule)
     if not isinstance(slots, (IntervalSlots, CrontabSlots)):
         return None
@@ -116,5 +117,6 @@ def _slots_of(schedule: Any) -> IntervalSlots | CrontabSlots | SolarSlots | OwnS
     return OwnSlots(schedule) if kind == "own" else AskedSlots(schedule)
 
 
-def _in_utc(instant: datetime) -> datetime:
-    return slot_from_us(slot_to_us(instant))
+def _clip(instant: datetime) -> datetime:
+    """The instant in UTC, not beyond what slots are computed for."""
+    return min(max(slot_from_us(slot_to_us(instant)), EARLIEST), LATEST)

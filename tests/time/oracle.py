@@ -42,8 +42,10 @@ def changes(zone: ZoneInfo, begin: datetime, end: datetime) -> list[tuple[dateti
 
 
 def difference(at: datetime, zone: ZoneInfo) -> timedelta:
-    """What the local clock shows, less what a clock of UTC shows."""
-    return at.astimezone(zone).replace(tzinfo=None) - at.replace(tzinfo=None)
+    """What the local clock shows at an instant, less what a clock of UTC shows."""
+    offset = at.astimezone(zone).utcoffset()
+    assert offset is not None
+    return offset
 
 
 def look_at_clock(zone: ZoneInfo, begin: datetime, end: datetime, step: timedelta = MINUTE) -> Clock:
