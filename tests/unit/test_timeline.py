@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import timeit
 from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from pathlib import Path
@@ -108,6 +109,7 @@ def test_an_interval_doesnt_drift_in_a_day(period: float) -> None:
     assert next_slot(schedule, slot - timedelta(microseconds=1)) == slot
 
 
+# Case 24
 def test_an_interval_of_a_day_with_a_search_every_six_hours_has_one_slot_a_day() -> None:
     found = {next_slot(every(DAY), utc(2026, 10, 2) + timedelta(hours=6 * step)) for step in range(1, 41)}
     assert len(found) == 11
@@ -167,6 +169,7 @@ def test_the_ends_of_the_calendar_are_no_error() -> None:
 # Crontabs: hard cases with their values
 
 
+# Case 18
 def test_both_passes_of_a_repeated_hour_fire_under_an_hourly_crontab() -> None:
     hourly = cron("Europe/Berlin", minute=0)
     assert between(hourly, utc(2026, 10, 24, 22, 30), utc(2026, 10, 25, 2)) == [
@@ -188,6 +191,7 @@ def test_an_hourly_crontab_has_no_slot_in_a_skipped_hour() -> None:
     assert [slot.astimezone(ZoneInfo("Europe/Berlin")).hour for slot in slots] == [1, 3, 4]
 
 
+# Case 19
 def test_a_wall_time_in_a_gap_is_one_slot_with_the_offset_before() -> None:
     nightly = cron("America/New_York", minute=30, hour=2)
     assert between(nightly, utc(2026, 3, 7, 12), utc(2026, 3, 8, 12)) == ["03-08 07:30"]
@@ -206,6 +210,7 @@ def test_a_daily_wall_time_comes_once_a_day_across_both_changes() -> None:
     assert {slot.time() for slot in local} == {time(16, 4)}
 
 
+# Case 20
 def test_a_gap_at_midnight_moves_the_slot_and_loses_nothing() -> None:
     daily = cron("Asia/Beirut", minute=0, hour=0)
     assert between(daily, utc(2026, 3, 27, 12), utc(2026, 3, 29, 22)) == [
@@ -250,12 +255,50 @@ def test_a_changed_zone_moves_the_slots() -> None:
     assert next_slot(cron("Europe/Berlin", minute=0, hour=6), after) == utc(2026, 7, 1, 4)
 
 
+# Case 21
+
+
 @pytest.mark.parametrize("enable_utc", [True, False])
-def test_fields_are_read_in_the_apps_zone_whatever_enable_utc_says(enable_utc: bool) -> None:
+@pytest.mark.parametrize(
+    ("zone", "hour"), [("UTC", 6), ("Europe/Berlin", 4), ("America/New_York", 10), ("Asia/Kolkata", 0.5)]
+)
+def test_fields_are_read_in_the_apps_zone_whatever_enable_utc_says(
+    zone: str, hour: float, enable_utc: bool
+) -> None:
     made = Celery("zoned", set_as_current=False)
-    made.conf.update(timezone="Europe/Berlin", enable_utc=enable_utc)
-    daily = schedules.crontab(minute=0, hour=6, app=made)
-    assert next_slot(daily, utc(2026, 7, 1)) == utc(2026, 7, 1, 4)
+    made.conf.update(timezone=zone, enable_utc=enable_utc)
+    daily, hourly = schedules.crontab(0, 6, app=made), schedules.schedule(3600, app=made)
+    right = utc(2026, 7, 1) + timedelta(hours=hour)
+    # A cold start just before, one long before, a restart just after it, and one at the slot itself.
+    assert next_slot(daily, right - timedelta(seconds=1)) == right
+    assert next_slot(daily, right - DAY) == right
+    assert next_slot(daily, right + timedelta(seconds=1)) == right + DAY
+    assert next_slot(daily, right) == right + DAY
+    assert next_slot(hourly, utc(2026, 7, 1)) == utc(2026, 7, 1, 1)
+
+
+@pytest.mark.parametrize("enable_utc", [True, False])
+def test_a_changed_zone_is_a_changed_crontab_and_the_same_interval(enable_utc: bool) -> None:
+    texts = []
+    for zone in ("Europe/Berlin", "Asia/Tokyo"):
+        made = Celery("zoned", set_as_current=False)
+        made.conf.update(timezone=zone, enable_utc=enable_utc)
+        texts.append(
+            (fingerprint(schedules.crontab(0, 6, app=made)), fingerprint(schedules.schedule(60, app=made)))
+        )
+    (before, interval), (after, same) = texts
+    assert before != after
+    assert interval == same
+
+
+def test_without_a_timezone_the_zone_is_utc_or_with_enable_utc_off_the_systems() -> None:
+    made = Celery("zoned", set_as_current=False)
+    assert next_slot(schedules.crontab(0, 6, app=made), utc(2026, 7, 1)) == utc(2026, 7, 1, 6)
+    made = Celery("zoned", set_as_current=False)
+    made.conf.enable_utc = False
+    slot = next_slot(schedules.crontab(0, 6, app=made), utc(2026, 7, 1))
+    assert slot is not None
+    assert slot.astimezone(made.timezone).hour == 6
 
 
 class Zoned(schedules.crontab):  # type: ignore[misc]
@@ -266,6 +309,7 @@ class Zoned(schedules.crontab):  # type: ignore[misc]
         self.tz = tz
 
 
+# Case 22; also `test_schedules.py`
 @pytest.mark.parametrize("tz", [ZoneInfo("Asia/Tokyo"), "Asia/Tokyo", timezone(timedelta(hours=9))])
 def test_a_crontab_with_its_own_tz_fires_in_its_zone(tz: Any) -> None:
     assert next_slot(Zoned(0, 6, tz=tz, app=app("Europe/Berlin")), utc(2026, 7, 1)) == utc(2026, 7, 1, 21)
@@ -292,6 +336,7 @@ def test_an_unknown_zone_is_refused_with_its_value(tz: Any) -> None:
         slots_after(Zoned(0, 6, tz=tz, app=app()), utc(2026, 7, 1))
 
 
+# Case 23; also `tests/time/test_celery_differential.py`
 def test_the_day_fields_are_combined_with_and() -> None:
     friday_13 = cron(minute=0, hour=0, day_of_month=13, day_of_week="fri")
     assert list(slots_between(friday_13, utc(2026, 1, 1), utc(2027, 1, 1))) == [
@@ -357,6 +402,7 @@ def test_hour_as_an_empty_list_is_refused() -> None:
         slots_after(cron(hour=[]), utc(2026, 1, 1))
 
 
+# Case 25
 def test_a_new_or_changed_crontab_waits_for_its_next_slot() -> None:
     sunday = cron(minute=0, hour=0, day_of_week="sun")
     assert next_slot(sunday, utc(2026, 10, 2, 15)) == utc(2026, 10, 4)
@@ -557,6 +603,27 @@ def test_intervals_backwards_and_their_number_are_those_of_the_walk(
     assert backlog(schedule, begin, end, keep) == ((rest[0], rest[-1], len(rest)) if rest else None)
 
 
+@pytest.mark.timed
+@pytest.mark.parametrize(
+    ("schedule", "span"),
+    [
+        (cron("Europe/Berlin"), 365 * DAY),
+        (cron("Europe/Berlin", minute="*/15", hour="8-17", day_of_week="mon-fri"), 365 * DAY),
+        (cron("America/New_York", minute=0), 3650 * DAY),
+    ],
+)
+def test_a_long_backlog_and_its_newest_slots_are_found_in_less_than_a_millisecond(
+    schedule: Any, span: timedelta
+) -> None:
+    now = utc(2026, 10, 2, 3)
+
+    def find() -> None:
+        assert backlog(schedule, now - span, now, 3) is not None
+        assert len(list(itertools.islice(slots_before(schedule, now, now - span), 3))) == 3
+
+    assert min(timeit.repeat(find, number=1, repeat=50)) < 0.001
+
+
 @pytest.mark.parametrize(
     ("schedule", "count"),
     [
@@ -671,6 +738,7 @@ def test_the_sun_rises_once_a_day_at_the_known_time() -> None:
     assert all(slot.microsecond == 0 for slot in slots)
 
 
+# Case 27
 @pytest.mark.parametrize(
     ("event", "lat", "lon"), [("sunset", 68.0, 20.0), ("solar_noon", 10.0, 179.9), ("dawn_civil", 60, 91)]
 )
@@ -793,6 +861,7 @@ class Offering(schedules.BaseSchedule):  # type: ignore[misc]
         raise AssertionError("slots_after is preferred")
 
 
+# Case 27
 @pytest.mark.parametrize("kind", [OnTheHourByEstimate, OnTheHourByDue])
 def test_a_schedule_with_one_method_only_has_the_same_slots_from_every_search(kind: Any) -> None:
     schedule = kind(app=app("Europe/Berlin"))
@@ -864,6 +933,7 @@ def test_offered_slots_that_are_no_ascending_instants_are_refused(offered: tuple
         list(slots_after(Offering(*offered), utc(2026, 1, 1)))
 
 
+# Case 28
 @pytest.mark.parametrize(
     "answer",
     [(False, None), (False, 0), (False, 0.01), (False, -5), (False, 10**12), (False, float("inf"))],
