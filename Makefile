@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: venv demo test test-unit test-system lint format clean
+.PHONY: venv demo test test-unit test-system test-time lint format clean
 
 venv: $(STAMP)
 
@@ -29,6 +29,10 @@ test-unit: $(STAMP)
 
 test-system: $(STAMP)
 	@$(BIN)/python -m pytest tests/system $(ARGS)
+
+# Every time zone at every change of offset from 2000 to 2037: about ten minutes.
+test-time: $(STAMP)
+	@LEADERBEAT_ALL_ZONES=1 $(BIN)/python -m pytest -n 2 tests/time $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

@@ -16,9 +16,8 @@ from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from celery import schedules
-
 from celery_leaderbeat.errors import ScheduleError
+from celery_leaderbeat.schedules import crontab
 from celery_leaderbeat.tick import slot_from_us
 from celery_leaderbeat.timeline import fingerprint, slots_between
 
@@ -143,12 +142,6 @@ def _interval(text: str) -> timedelta | None:
         return None
 
 
-class _Crontab(schedules.crontab):  # type: ignore[misc]  # Celery has no types
-    """A crontab in a zone of its own, without an app."""
-
-    tz: Any = None
-
-
 def _crontab(text: str) -> Any:
     found = _CRONTAB.fullmatch(text)
     zone = _zone(found[6]) if found else None
@@ -156,11 +149,9 @@ def _crontab(text: str) -> Any:
         return None
     minute, hour, day, month, weekday = found.groups()[:5]
     try:
-        schedule = _Crontab(minute, hour, weekday, day, month)
+        return crontab(minute, hour, weekday, day, month, tz=zone)
     except ValueError:
         return None
-    schedule.tz = zone
-    return schedule
 
 
 def _zone(name: str) -> tzinfo | None:

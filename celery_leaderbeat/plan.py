@@ -23,9 +23,10 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from celery_leaderbeat.due import due_slots, send_times
 from celery_leaderbeat.pauses import Pauses
 from celery_leaderbeat.policy import Decision, Due, Miss, Policy, Send, decide, send_time
-from celery_leaderbeat.timeline import backlog, next_slot, slots_after
+from celery_leaderbeat.timeline import next_slot
 
 __all__ = ["ASK_AGAIN_AFTER", "POLICY_OPTION", "Plan", "Returned"]
 
@@ -209,46 +210,10 @@ class Plan:
         """What the schedule gives after the last decided slot, as far as it is time to send it."""
         if self.last is None or self._next_at is None or self._next_at > now:
             return
-        after = self.last
-        known = {slot for slot in (*self.returned, *self._ahead) if slot > after}
-        run = None if known else self._run(after, self._next_at, now, pauses)
-        if run is not None:
-            # However many there are: all but the newest of a long backlog share one verdict.
-            yield run
-            after = run.slot
-        for slot, at in self._times(after):
-            if at > now:
-                return
-            if slot not in known:
-                yield Due(slot, at)
-
-    def _run(self, after: datetime, first_at: datetime, now: datetime, pauses: Pauses) -> Due | None:
-        """The slots of a long backlog that are unsent in any case, counted without a walk; None if none are."""
-        # With jitter the newest slot may still have to wait for its time.
-        keep = 1 if self.policy.jitter else 0
-        touching = pauses.touching(first_at, now)
-        if not touching:
-            keep += self.policy.lookback
-        elif not touching[0].covers(now):
-            # Some are paused and some aren't. (Where the first is in force, it is the reason for all.)
-            return None
-        found = backlog(self.schedule, after, now, keep)
-        if found is None:
-            return None
-        first, newest, count = found
-        return Due(newest, self._at(newest), first=first, number=count)
-
-    def _times(self, after: datetime) -> Iterator[tuple[datetime, datetime]]:
-        """The slots after `after`, each with the time at which it is to be sent."""
-        slots = slots_after(self.schedule, after)
-        if not self.policy.jitter:
-            yield from ((slot, slot) for slot in slots)
-            return
-        slot = next(slots, None)
-        while slot is not None:
-            following = next(slots, None)
-            yield slot, send_time(self.name, slot, following, self.policy.jitter)
-            slot = following
+        known = {slot for slot in (*self.returned, *self._ahead) if slot > self.last}
+        yield from due_slots(
+            self.name, self.schedule, self.policy, self.last, now, now=now, pauses=pauses, known=known
+        )
 
     def _at(self, slot: datetime) -> datetime:
         following = next_slot(self.schedule, slot) if self.policy.jitter else None
@@ -259,7 +224,7 @@ class Plan:
         if self.last is None:
             return
         self.next = self._next_at = None
-        for slot, at in self._times(self.last):
+        for slot, at in send_times(self.name, self.schedule, self.policy.jitter, self.last):
             if slot not in self._ahead:
                 self.next, self._next_at = slot, at
                 break

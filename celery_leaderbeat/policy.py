@@ -191,7 +191,8 @@ def decide(
     Parameters:
         policy: the entry's policy.
         due: the slots that are due and undecided, and those that came back, ascending, aware. A run of
-            several stands only where `lookback` newer ones are due as well, or where all of it is paused.
+            several stands only where rules 1 and 2 say the same of all of it and of the `lookback` slots
+            that follow.
         led_since: the begin of this leader's term.
         now: the time by which slots are due.
         pauses: the entry's pauses.

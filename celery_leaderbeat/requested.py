@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 
+from celery_leaderbeat.due import due_slots
 from celery_leaderbeat.ledger import Ledger
 from celery_leaderbeat.orders import ALL, MOST, Orders, Request
 from celery_leaderbeat.pauses import Pauses
 from celery_leaderbeat.plan import Plan
-from celery_leaderbeat.policy import Due, Send, decide
+from celery_leaderbeat.policy import Send, decide
 from celery_leaderbeat.records import SlotRecord
 from celery_leaderbeat.tick import slot_text, tick_key
 from celery_leaderbeat.timeline import slots_between
@@ -148,11 +149,13 @@ class Requested:
 def _slots(plan: Plan, request: Request, now: datetime) -> list[datetime]:
     if request.kind == "run":
         return [request.until]
-    due = slots_between(plan.schedule, request.since, min(request.until, now))
+    until = min(request.until, now)
     if request.kind == "catch_up":
-        decisions = decide(plan.policy, (Due(slot, slot) for slot in due), led_since=now, now=now)
+        policy = replace(plan.policy, jitter=0)
+        due = due_slots(plan.name, plan.schedule, policy, request.since, until, now=now, pauses=Pauses())
+        decisions = decide(policy, due, led_since=now, now=now)
         return [decision.slot for decision in decisions if isinstance(decision, Send)]
-    return list(islice(due, MOST + 1))
+    return list(islice(slots_between(plan.schedule, request.since, until), MOST + 1))
 
 
 def _attempt(request: Request, record: SlotRecord | None) -> int:

@@ -18,6 +18,8 @@ __all__ = ["Verdict", "judge"]
 
 #: Ends at which nothing is left to do.
 _FINAL = ("done", "failed", "abandoned", "missed", "skipped", "refused")
+#: Seconds within which a run has come to its end, whatever happens to it.
+_A_RUN = 200.0
 #: Ends of slots of which a message has left.
 _SENT = ("sent", "running", "retrying", "done", "failed", "refused", "abandoned")
 
@@ -104,6 +106,7 @@ class _Slot:
         self.end = slot.end
         self.runs = runs
         self.copies = journal.sent.get(slot.key, {})
+        self.journal = journal
         self.bodies = journal.bodies.get(slot.key, [])
         self.asked_for = bool(slot.record and slot.record.request)
         self.done = [run for run in runs if run.ended == "done"]
@@ -155,7 +158,7 @@ class _Slot:
     def _came_to_an_end(self) -> Iterator[str]:
         if self.end in (*_FINAL, "returned", "overdue"):
             return
-        if self._unheard():
+        if self._unheard() or self._recently_begun():
             return
         if self.acks_late:
             # Its messages come back until they have been looked at, so nothing can be left behind.
@@ -167,3 +170,8 @@ class _Slot:
         """Whether its last run ended, and the ledger was out of reach for so long that it couldn't be told."""
         last = max(self.runs, key=lambda run: run.at, default=None)
         return last is not None and not last.ended and any(b.run == last.id and b.end for b in self.bodies)
+
+    def _recently_begun(self) -> bool:
+        """Whether its turn has come only now."""
+        since = self.journal.hub.now - round(_A_RUN * 1e6)
+        return any(run.at > since for run in self.runs)

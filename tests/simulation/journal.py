@@ -136,7 +136,7 @@ class Journal:
         elif script == "renew_run":
             for run, held in zip(args[1:], answer, strict=True):
                 if held and run in self.runs:
-                    self.runs[run].leased_until = self._lease_end(args[0])
+                    self._renewed(self.runs[run], args[0])
             self.note(process or "late", f"renew_run -> {answer}")
         elif script == "finish":
             self._finish(process, args, answer, state)
@@ -159,6 +159,12 @@ class Journal:
             self.runs[run].leased_until = until
         else:
             self.runs[run] = Run(run, key, int(args[1]), int(args[2]), self.hub.now, process, until)
+
+    def _renewed(self, run: Run, lease: Any) -> None:
+        if run.leased_until <= self.hub.now:
+            # It had been taken for dead.
+            self.doubtful.add(run.key)
+        run.leased_until = self._lease_end(lease)
 
     def _lease_end(self, lease: Any) -> int:
         # The scripts reckon in whole ms.

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import shutil
 import subprocess
 import sys
+import sysconfig
+import timeit
 from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -17,7 +21,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from celery_leaderbeat.errors import ScheduleError
-from celery_leaderbeat.timeline import fingerprint, next_slot, slots_after, slots_between
+from celery_leaderbeat.timeline import (
+    backlog,
+    can_count,
+    fingerprint,
+    next_slot,
+    slots_after,
+    slots_before,
+    slots_between,
+)
 
 UTC = timezone.utc
 MINUTE = timedelta(minutes=1)
@@ -84,6 +96,20 @@ def test_intervals_are_exact_across_a_change_of_offset() -> None:
     assert {after - before for before, after in itertools.pairwise(slots)} == {timedelta(hours=6)}
 
 
+@pytest.mark.parametrize("period", [0.1, 0.3, 1 / 3, 7.7])
+def test_an_interval_doesnt_drift_in_a_day(period: float) -> None:
+    schedule = every(period)
+    step, begin = schedule.run_every, utc(2026, 10, 2)
+    epoch = utc(1970, 1, 1)
+    slot, count = begin, 0
+    for count, slot in enumerate(slots_between(schedule, begin, begin + DAY), 1):  # noqa: B007
+        pass
+    assert count == (begin + DAY - epoch) // step - (begin - epoch) // step
+    assert slot == epoch + (begin + DAY - epoch) // step * step
+    assert next_slot(schedule, slot - timedelta(microseconds=1)) == slot
+
+
+# Case 24
 def test_an_interval_of_a_day_with_a_search_every_six_hours_has_one_slot_a_day() -> None:
     found = {next_slot(every(DAY), utc(2026, 10, 2) + timedelta(hours=6 * step)) for step in range(1, 41)}
     assert len(found) == 11
@@ -143,6 +169,7 @@ def test_the_ends_of_the_calendar_are_no_error() -> None:
 # Crontabs: hard cases with their values
 
 
+# Case 18
 def test_both_passes_of_a_repeated_hour_fire_under_an_hourly_crontab() -> None:
     hourly = cron("Europe/Berlin", minute=0)
     assert between(hourly, utc(2026, 10, 24, 22, 30), utc(2026, 10, 25, 2)) == [
@@ -164,6 +191,7 @@ def test_an_hourly_crontab_has_no_slot_in_a_skipped_hour() -> None:
     assert [slot.astimezone(ZoneInfo("Europe/Berlin")).hour for slot in slots] == [1, 3, 4]
 
 
+# Case 19
 def test_a_wall_time_in_a_gap_is_one_slot_with_the_offset_before() -> None:
     nightly = cron("America/New_York", minute=30, hour=2)
     assert between(nightly, utc(2026, 3, 7, 12), utc(2026, 3, 8, 12)) == ["03-08 07:30"]
@@ -182,6 +210,7 @@ def test_a_daily_wall_time_comes_once_a_day_across_both_changes() -> None:
     assert {slot.time() for slot in local} == {time(16, 4)}
 
 
+# Case 20
 def test_a_gap_at_midnight_moves_the_slot_and_loses_nothing() -> None:
     daily = cron("Asia/Beirut", minute=0, hour=0)
     assert between(daily, utc(2026, 3, 27, 12), utc(2026, 3, 29, 22)) == [
@@ -226,12 +255,50 @@ def test_a_changed_zone_moves_the_slots() -> None:
     assert next_slot(cron("Europe/Berlin", minute=0, hour=6), after) == utc(2026, 7, 1, 4)
 
 
+# Case 21
+
+
 @pytest.mark.parametrize("enable_utc", [True, False])
-def test_fields_are_read_in_the_apps_zone_whatever_enable_utc_says(enable_utc: bool) -> None:
+@pytest.mark.parametrize(
+    ("zone", "hour"), [("UTC", 6), ("Europe/Berlin", 4), ("America/New_York", 10), ("Asia/Kolkata", 0.5)]
+)
+def test_fields_are_read_in_the_apps_zone_whatever_enable_utc_says(
+    zone: str, hour: float, enable_utc: bool
+) -> None:
     made = Celery("zoned", set_as_current=False)
-    made.conf.update(timezone="Europe/Berlin", enable_utc=enable_utc)
-    daily = schedules.crontab(minute=0, hour=6, app=made)
-    assert next_slot(daily, utc(2026, 7, 1)) == utc(2026, 7, 1, 4)
+    made.conf.update(timezone=zone, enable_utc=enable_utc)
+    daily, hourly = schedules.crontab(0, 6, app=made), schedules.schedule(3600, app=made)
+    right = utc(2026, 7, 1) + timedelta(hours=hour)
+    # A cold start just before, one long before, a restart just after it, and one at the slot itself.
+    assert next_slot(daily, right - timedelta(seconds=1)) == right
+    assert next_slot(daily, right - DAY) == right
+    assert next_slot(daily, right + timedelta(seconds=1)) == right + DAY
+    assert next_slot(daily, right) == right + DAY
+    assert next_slot(hourly, utc(2026, 7, 1)) == utc(2026, 7, 1, 1)
+
+
+@pytest.mark.parametrize("enable_utc", [True, False])
+def test_a_changed_zone_is_a_changed_crontab_and_the_same_interval(enable_utc: bool) -> None:
+    texts = []
+    for zone in ("Europe/Berlin", "Asia/Tokyo"):
+        made = Celery("zoned", set_as_current=False)
+        made.conf.update(timezone=zone, enable_utc=enable_utc)
+        texts.append(
+            (fingerprint(schedules.crontab(0, 6, app=made)), fingerprint(schedules.schedule(60, app=made)))
+        )
+    (before, interval), (after, same) = texts
+    assert before != after
+    assert interval == same
+
+
+def test_without_a_timezone_the_zone_is_utc_or_with_enable_utc_off_the_systems() -> None:
+    made = Celery("zoned", set_as_current=False)
+    assert next_slot(schedules.crontab(0, 6, app=made), utc(2026, 7, 1)) == utc(2026, 7, 1, 6)
+    made = Celery("zoned", set_as_current=False)
+    made.conf.enable_utc = False
+    slot = next_slot(schedules.crontab(0, 6, app=made), utc(2026, 7, 1))
+    assert slot is not None
+    assert slot.astimezone(made.timezone).hour == 6
 
 
 class Zoned(schedules.crontab):  # type: ignore[misc]
@@ -242,6 +309,7 @@ class Zoned(schedules.crontab):  # type: ignore[misc]
         self.tz = tz
 
 
+# Case 22; also `test_schedules.py`
 @pytest.mark.parametrize("tz", [ZoneInfo("Asia/Tokyo"), "Asia/Tokyo", timezone(timedelta(hours=9))])
 def test_a_crontab_with_its_own_tz_fires_in_its_zone(tz: Any) -> None:
     assert next_slot(Zoned(0, 6, tz=tz, app=app("Europe/Berlin")), utc(2026, 7, 1)) == utc(2026, 7, 1, 21)
@@ -268,6 +336,7 @@ def test_an_unknown_zone_is_refused_with_its_value(tz: Any) -> None:
         slots_after(Zoned(0, 6, tz=tz, app=app()), utc(2026, 7, 1))
 
 
+# Case 23; also `tests/time/test_celery_differential.py`
 def test_the_day_fields_are_combined_with_and() -> None:
     friday_13 = cron(minute=0, hour=0, day_of_month=13, day_of_week="fri")
     assert list(slots_between(friday_13, utc(2026, 1, 1), utc(2027, 1, 1))) == [
@@ -333,6 +402,7 @@ def test_hour_as_an_empty_list_is_refused() -> None:
         slots_after(cron(hour=[]), utc(2026, 1, 1))
 
 
+# Case 25
 def test_a_new_or_changed_crontab_waits_for_its_next_slot() -> None:
     sunday = cron(minute=0, hour=0, day_of_week="sun")
     assert next_slot(sunday, utc(2026, 10, 2, 15)) == utc(2026, 10, 4)
@@ -473,6 +543,182 @@ def test_every_search_finds_the_same_crontab_slots(
         assert next_slot(schedule, before) == later
 
 
+# Backwards, and counted
+
+
+@settings(max_examples=1_500, deadline=None)
+@given(crontabs(), st.integers(0, 5))
+@example(("Pacific/Apia", {**EVERY, "hour": set(range(23))}, utc(2011, 12, 29), utc(2012, 1, 1)), 2)
+@example(("Pacific/Apia", EVERY, utc(2011, 12, 29), utc(2012, 1, 1)), 0)
+@example(("America/Scoresbysund", {**EVERY, "hour": {0, 23}}, utc(2026, 3, 28), utc(2026, 4, 1)), 1)
+def test_slots_backwards_and_their_number_are_those_of_the_walk(
+    case: tuple[str, dict[str, set[int]], datetime, datetime], keep: int
+) -> None:
+    zone, fields, after, until = case
+    schedule = cron(zone)
+    vars(schedule).update(fields)
+    walked = list(slots_between(schedule, after, until))
+    assert list(slots_before(schedule, until, after)) == walked[::-1]
+    rest = walked[: max(len(walked) - keep, 0)]
+    assert backlog(schedule, after, until, keep) == ((rest[0], rest[-1], len(rest)) if rest else None)
+
+
+@st.composite
+def long_spans(draw: st.DrawFn) -> tuple[Any, datetime, datetime]:
+    zone, fields, after, _ = draw(crontabs())
+    schedule = cron(zone)
+    vars(schedule).update(fields)
+    if len(fields["minute"]) * len(fields["hour"]) > 24:
+        schedule.minute = {min(fields["minute"])}
+    return (
+        schedule,
+        after,
+        after + timedelta(days=draw(st.integers(1, 1500)), seconds=draw(st.integers(0, 86_400))),
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(long_spans())
+def test_the_number_of_slots_in_years_is_that_of_the_walk(span: tuple[Any, datetime, datetime]) -> None:
+    schedule, after, until = span
+    walked = list(slots_between(schedule, after, until))
+    assert list(itertools.islice(slots_before(schedule, until, after), 100)) == walked[:-101:-1]
+    assert backlog(schedule, after, until, 0) == ((walked[0], walked[-1], len(walked)) if walked else None)
+
+
+@settings(max_examples=200)
+@given(
+    period=st.integers(1_000_000, 10**10),
+    begin=st.datetimes(datetime(1960, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)),
+    length=st.integers(-(10**9), 10**9),
+    keep=st.integers(0, 5),
+)
+def test_intervals_backwards_and_their_number_are_those_of_the_walk(
+    period: int, begin: datetime, length: int, keep: int
+) -> None:
+    schedule, end = every(timedelta(microseconds=period)), begin + timedelta(microseconds=length)
+    walked = list(slots_between(schedule, begin, end))
+    assert list(slots_before(schedule, end, begin)) == walked[::-1]
+    rest = walked[: max(len(walked) - keep, 0)]
+    assert backlog(schedule, begin, end, keep) == ((rest[0], rest[-1], len(rest)) if rest else None)
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize(
+    ("schedule", "span"),
+    [
+        (cron("Europe/Berlin"), 365 * DAY),
+        (cron("Europe/Berlin", minute="*/15", hour="8-17", day_of_week="mon-fri"), 365 * DAY),
+        (cron("America/New_York", minute=0), 3650 * DAY),
+    ],
+)
+def test_a_long_backlog_and_its_newest_slots_are_found_in_less_than_a_millisecond(
+    schedule: Any, span: timedelta
+) -> None:
+    now = utc(2026, 10, 2, 3)
+
+    def find() -> None:
+        assert backlog(schedule, now - span, now, 3) is not None
+        assert len(list(itertools.islice(slots_before(schedule, now, now - span), 3))) == 3
+
+    assert min(timeit.repeat(find, number=1, repeat=50)) < 0.001
+
+
+@pytest.mark.parametrize(
+    ("schedule", "count"),
+    [
+        (cron("Europe/Berlin"), 1000 * 365 * 1440 + 242 * 1440),
+        (cron("Europe/Berlin", minute=0, hour=2), 1000 * 365 + 242),
+        (every(60), 1000 * 365 * 1440 + 242 * 1440),
+    ],
+)
+def test_a_thousand_years_are_counted_and_not_walked_over(schedule: Any, count: int) -> None:
+    begin, end = utc(2026, 10, 2), utc(3026, 10, 2)
+    found = backlog(schedule, begin, end, 1)
+    assert found is not None
+    assert found[2] == count - 1
+    assert found[1] < next(slots_before(schedule, end, begin)) <= end
+
+
+def test_slots_that_have_to_be_asked_for_are_walked_over() -> None:
+    schedule = OnTheHourByDue(app=app())
+    begin, end = utc(2026, 1, 1), utc(2026, 1, 1, 3)
+    assert not can_count(schedule)
+    assert backlog(schedule, begin, end, 0) is None
+    assert list(slots_before(schedule, end, begin)) == [utc(2026, 1, 1, hour) for hour in (3, 2, 1)]
+    assert can_count(every(60))
+    assert can_count(cron())
+
+
+def test_the_ends_of_the_calendar_are_no_error_backwards() -> None:
+    first, last = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+    nine = Zoned(0, 9, tz=timezone(timedelta(hours=9)), app=app())
+    for schedule in (every(DAY), cron(minute=0, hour=0), nine):
+        newest = next(slots_before(schedule, last, first))
+        assert newest == utc(9998, 1, 1)
+        assert list(slots_before(schedule, utc(2, 1, 3), first)) == [utc(2, 1, 3), utc(2, 1, 2)]
+        found = backlog(schedule, first, last, 0)
+        assert found is not None
+        assert found[0] == next_slot(schedule, first)
+        assert found[1] == newest
+
+
+def test_a_date_that_never_comes_isnt_found_backwards_either() -> None:
+    never = cron(minute=0, hour=0, day_of_month=30)
+    never.month_of_year = {2}
+    assert list(slots_before(never, utc(2026, 1, 1), utc(1800, 1, 1))) == []
+    assert backlog(never, utc(2000, 1, 1), utc(2026, 1, 1), 0) is None
+
+
+def test_a_zone_that_cant_be_a_key_of_a_cache_is_no_error() -> None:
+    class Unhashable(timezone_of_berlin()):  # type: ignore[misc]
+        __hash__ = None  # type: ignore[assignment]
+
+    ours, theirs = Zoned(0, tz=Unhashable(), app=app()), cron("Europe/Berlin", minute=0)
+    span = utc(2026, 10, 20), utc(2026, 10, 30)
+    assert list(slots_between(ours, *span)) == list(slots_between(theirs, *span))
+    assert backlog(ours, *span, 1) == backlog(theirs, *span, 1)
+
+
+def timezone_of_berlin() -> type[tzinfo]:
+    berlin = ZoneInfo("Europe/Berlin")
+
+    class Berlin(tzinfo):
+        """A zone of the user's own making."""
+
+        def fromutc(self, moment: datetime) -> datetime:
+            local = moment.replace(tzinfo=UTC).astimezone(berlin)
+            return local.replace(tzinfo=self)
+
+        def utcoffset(self, moment: datetime | None) -> timedelta | None:
+            return None if moment is None else moment.replace(tzinfo=berlin).utcoffset()
+
+        def dst(self, moment: datetime | None) -> timedelta | None:
+            return None if moment is None else moment.replace(tzinfo=berlin).dst()
+
+    return Berlin
+
+
+def test_an_offset_of_odd_seconds_is_read_exactly() -> None:
+    # The mean time of Amsterdam, 0:19:32 ahead until 1937.
+    slots = list(slots_between(cron("Europe/Amsterdam", minute=0, hour=12), utc(1936, 1, 1), utc(1936, 1, 3)))
+    assert slots in (
+        [utc(1936, 1, 1, 11, 40, 28), utc(1936, 1, 2, 11, 40, 28)],
+        # Zone data without the years before 1970 take Brussels for Amsterdam.
+        [utc(1936, 1, 1, 12), utc(1936, 1, 2, 12)],
+    )
+    odd = Zoned(0, tz=timezone(timedelta(seconds=-7, microseconds=250)), app=app())
+    assert next_slot(odd, utc(2026, 1, 1)) == utc(2026, 1, 1, 0, 0, 6, 999_750)
+
+
+def test_fields_that_are_no_whole_numbers_are_refused_by_name() -> None:
+    for value in ({5.5}, {"5"}, {None, 1}):
+        odd = cron()
+        odd.hour = value
+        with pytest.raises(ScheduleError, match=r"hour is .* whole numbers"):
+            next_slot(odd, utc(2026, 1, 1))
+
+
 # The sun
 
 
@@ -492,6 +738,7 @@ def test_the_sun_rises_once_a_day_at_the_known_time() -> None:
     assert all(slot.microsecond == 0 for slot in slots)
 
 
+# Case 27
 @pytest.mark.parametrize(
     ("event", "lat", "lon"), [("sunset", 68.0, 20.0), ("solar_noon", 10.0, 179.9), ("dawn_civil", 60, 91)]
 )
@@ -514,6 +761,24 @@ def test_a_slot_is_never_before_its_event() -> None:
             ephem.Sun(), start=ephem.Date(slot.replace(tzinfo=None) + MINUTE)
         )
         assert timedelta(seconds=-0.2) < slot - event.datetime().replace(tzinfo=UTC) < timedelta(seconds=1.2)
+
+
+def test_a_polar_day_has_no_slots_and_ends() -> None:
+    sunset = solar("sunset", 70.0, 25.0)
+    assert list(slots_between(sunset, utc(2026, 6, 1), utc(2026, 7, 5))) == []
+    back = next_slot(sunset, utc(2026, 6, 1))
+    assert back is not None
+    assert utc(2026, 7, 15) < back < utc(2026, 8, 10)
+    assert next_slot(sunset, utc(2026, 7, 1)) == back
+
+
+def test_the_edge_of_a_polar_day_is_the_same_from_every_search() -> None:
+    schedule = solar("sunset", 69.0, 18.0)
+    slots = list(slots_between(schedule, utc(2026, 5, 10), utc(2026, 8, 5)))
+    assert max(b - a for a, b in itertools.pairwise(slots)) > timedelta(days=50)
+    for before, slot in itertools.pairwise(slots):
+        assert next_slot(schedule, before + (slot - before) * 0.37) == slot
+    assert list(slots_before(schedule, utc(2026, 8, 5), utc(2026, 5, 10))) == slots[::-1]
 
 
 def test_a_polar_night_has_no_slots_and_ends() -> None:
@@ -596,6 +861,7 @@ class Offering(schedules.BaseSchedule):  # type: ignore[misc]
         raise AssertionError("slots_after is preferred")
 
 
+# Case 27
 @pytest.mark.parametrize("kind", [OnTheHourByEstimate, OnTheHourByDue])
 def test_a_schedule_with_one_method_only_has_the_same_slots_from_every_search(kind: Any) -> None:
     schedule = kind(app=app("Europe/Berlin"))
@@ -667,6 +933,7 @@ def test_offered_slots_that_are_no_ascending_instants_are_refused(offered: tuple
         list(slots_after(Offering(*offered), utc(2026, 1, 1)))
 
 
+# Case 28
 @pytest.mark.parametrize(
     "answer",
     [(False, None), (False, 0), (False, 0.01), (False, -5), (False, 10**12), (False, float("inf"))],
@@ -783,25 +1050,71 @@ def test_a_fingerprint_has_no_address_and_no_cached_property() -> None:
     assert " at 0x" not in fingerprint(Zoned(0, tz=Odd(), app=app()))
 
 
-def test_a_fingerprint_is_the_same_in_every_process() -> None:
-    code = (
-        "from celery import Celery, schedules\n"
-        "from celery_leaderbeat.timeline import fingerprint\n"
-        "app = Celery('other', set_as_current=False)\n"
-        "class Own(schedules.crontab):\n"
-        "    def is_due(self, last_run_at): return super().is_due(last_run_at)\n"
-        "own = Own('*/20', app=app)\n"
-        "own.names = {'a', 'b', 'c', 'd'}\n"
-        "print(fingerprint(own), fingerprint(schedules.crontab('*/20', app=app)))\n"
+FINGERPRINTS = """
+import calendar, datetime, enum
+from celery import Celery, schedules
+from celery_leaderbeat.schedules import crontab
+from celery_leaderbeat.timeline import fingerprint
+
+app = Celery('other', set_as_current=False)
+class Own(schedules.crontab):
+    def is_due(self, last_run_at): return super().is_due(last_run_at)
+class Level(enum.IntEnum):
+    HIGH = 3
+class Flag(enum.IntFlag):
+    A = 1
+class Text(str, enum.Enum):
+    A = 'a'
+own = Own('*/20', app=app)
+own.names = {'a', 'b', 'c', 'd'}
+own.nested = {'x': frozenset({1, 2, 30}), 'y': [1.5, None, True]}
+own.since = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
+own.kinds = [calendar.MONDAY, Level.HIGH, Flag.A, Text.A]
+print(fingerprint(own), fingerprint(schedules.crontab('*/20', app=app)))
+print(fingerprint(crontab('*/20', day_of_week=calendar.MONDAY, tz='Asia/Tokyo')), fingerprint(0.1))
+"""
+
+
+def fingerprints_of(python: str, seed: str) -> subprocess.CompletedProcess[str]:
+    """What another process prints, with this environment's packages, but not its standard library."""
+    here = [
+        *(path for path in sys.path if not path.startswith(sys.base_prefix)),
+        sysconfig.get_path("purelib"),
+    ]
+    return subprocess.run(
+        [python, "-c", FINGERPRINTS],
+        env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(here)},
+        capture_output=True,
+        text=True,
     )
-    texts = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
+
+
+def test_a_fingerprint_is_the_same_in_every_process() -> None:
+    texts = {fingerprints_of(sys.executable, seed).stdout for seed in ("1", "2")}
     assert len(texts) == 1
+    assert "kinds=[0,3,1,'a']" in texts.pop()
+
+
+def other_pythons() -> list[str]:
+    """Interpreters of other versions, on the path or installed beside this one."""
+    versions = [f"python3.{minor}" for minor in range(10, 14) if minor != sys.version_info.minor]
+    beside = Path(sys.base_prefix).parent
+    found = [
+        next(iter(sorted(beside.glob(f"3*/bin/{name}"))), None) or shutil.which(name) for name in versions
+    ]
+    return [str(python) for python in found if python]
+
+
+def test_a_fingerprint_is_the_same_under_every_version_of_python() -> None:
+    ours = fingerprints_of(sys.executable, "0").stdout
+    theirs = {python: fingerprints_of(python, "0") for python in other_pythons()}
+    # One that can't import the packages has none, or some that aren't for its version.
+    texts = [
+        found.stdout
+        for found in theirs.values()
+        if "ImportError" not in found.stderr and "ModuleNotFoundError" not in found.stderr
+    ]
+    if not texts:
+        pytest.skip("no other Python that can import this environment's packages")
+    assert ours
+    assert set(texts) == {ours}
