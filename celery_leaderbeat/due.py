@@ -94,14 +94,15 @@ def _stretches(
 ) -> list[datetime]:
     """The ends of the stretches; each begins where the one before it ends, and holds its end.
 
-    An end that is a known slot is the newest of its stretch, and so never part of a run.
+    A slot at the very beginning of a pause is of the next stretch, and a known one is a stretch of its own:
+    else they would take the places of slots that may count. (Of the other ends it doesn't matter to which
+    side they belong, since the newest slot of a stretch is part of no run.)
     """
-    ends = {until, *known}
+    ends = {until, *known, *(slot - _MICROSECOND for slot in known)}
     for pause in pauses.touching(after, until):
         ends.add(pause.since - _MICROSECOND)
         if pause.until is not None:
-            ends.add(pause.until - _MICROSECOND)
+            ends.add(pause.until)
     if policy.deadline is not None and policy.deadline < (now - after).total_seconds():
-        # Not older than the deadline is what is just as old.
-        ends.add(now - timedelta(seconds=policy.deadline) - _MICROSECOND)
+        ends.add(now - timedelta(seconds=policy.deadline))
     return sorted(end for end in ends if after < end <= until)

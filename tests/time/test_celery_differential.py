@@ -27,10 +27,8 @@ UTC = timezone.utc
 DAY = timedelta(days=1)
 DOCS = Path(__file__).parents[2] / "docs" / "time.md"
 
-needs_5_7 = pytest.mark.skipif(
-    tuple(int(part) for part in celery.__version__.split(".")[:2]) < (5, 7),
-    reason="the table is about Celery 5.7",
-)
+OLDER = tuple(int(part) for part in celery.__version__.split(".")[:2]) < (5, 7)
+needs_5_7 = pytest.mark.skipif(OLDER, reason="the table is about Celery 5.7")
 
 
 @functools.cache
@@ -120,6 +118,9 @@ def test_away_from_changes_the_slots_are_those_of_celery(zone: str, after: datet
     schedule = cron(zone, **fields)
     for slot, _ in zip(slots_after(schedule, after), range(12), strict=False):
         if not quiet(tz, slot):
+            break
+        if OLDER and slot.astimezone(tz).utcoffset() != after.astimezone(tz).utcoffset():
+            # Before 5.7, Celery is off by the difference when it looks over a change of offset.
             break
         now = after
         theirs.nowfun = lambda: now.astimezone(tz)  # noqa: B023 - asked before it changes
@@ -243,7 +244,7 @@ def test_an_empty_field_is_refused_at_start(name: str) -> None:
         return  # no day at all: Celery 5.7 sees that by itself
     with pytest.raises(ScheduleError, match=f"{name} is empty"):
         next_slot(empty, utc(2026, 1, 1))
-    with pytest.raises((ValueError, IndexError)):
+    with pytest.raises((ValueError, IndexError, RuntimeError)):
         empty.is_due(utc(2026, 1, 1))
 
 

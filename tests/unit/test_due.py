@@ -93,18 +93,34 @@ some_pauses = st.lists(
 
 
 @settings(max_examples=1_000, deadline=None)
-@given(some_schedules, policies, minutes_ago, minutes_ago, some_pauses, st.lists(minutes_ago, max_size=3))
+@given(
+    some_schedules,
+    policies,
+    minutes_ago,
+    minutes_ago,
+    some_pauses,
+    st.lists(st.integers(1, 4) | minutes_ago, max_size=3),
+)
 def test_runs_are_decided_as_their_slots_would_be_one_by_one(
     schedule: Any, policy: Policy, ago: int, led: int, pauses: list[Pause], numbers: list[int]
 ) -> None:
     after = NOW - ago * MINUTE
     slots = list(slots_between(schedule, after, NOW))
-    known = {slots[number] for number in numbers if number < len(slots)}
+    known = {slots[-number] for number in numbers if 0 < number <= len(slots)}
     judge = functools.partial(decide, policy, led_since=NOW - led * MINUTE, now=NOW, pauses=Pauses(pauses))
     due = list(due_slots("job", schedule, policy, after, NOW, now=NOW, pauses=Pauses(pauses), known=known))
     assert judge(due) == judge(walked(schedule, policy, after, NOW, known))
     # One run for each stretch, and the newest slots: never the whole backlog.
-    assert len(due) <= (2 * len(pauses) + 2 + len(known)) * (policy.lookback + 3)
+    assert len(due) <= 2 * (len(pauses) + 1 + len(known)) * (policy.lookback + 3)
+
+
+def test_a_slot_that_is_decided_elsewhere_takes_no_place_in_the_lookback() -> None:
+    newest = NOW.replace(second=0)
+    due = due_slots("job", cron(), Policy(), NOW - 5 * MINUTE, NOW, now=NOW, pauses=Pauses(), known={newest})
+    assert decide(Policy(), due, led_since=NOW, now=NOW) == [
+        Miss(newest - 4 * MINUTE, newest - 2 * MINUTE, 3, REASON_LOOKBACK),
+        Send(newest - MINUTE),
+    ]
 
 
 def test_a_run_after_a_year_of_minutes_takes_no_time() -> None:
@@ -144,10 +160,10 @@ def test_a_schedule_that_is_asked_goes_on_from_its_own_slots(jitter: float) -> N
                 after += 7 * MINUTE
                 yield after
 
-    schedule, policy = SevenLater(app=app()), Policy(deadline=100.0, jitter=jitter)
+    schedule, policy = SevenLater(app=app()), Policy(deadline=1500.0, jitter=jitter)
     after = NOW - HOUR
     pauses = Pauses([Pause(NOW - 50 * MINUTE, NOW - 48 * MINUTE)])
-    due = list(
-        due_slots("job", schedule, policy, after, NOW, now=NOW, pauses=pauses, known={after + 14 * MINUTE})
-    )
-    assert [item.slot for item in due] == [after + n * 7 * MINUTE for n in (1, 3, 4, 5, 6, 7, 8)]
+    for known in ({after + 14 * MINUTE}, {after + 15 * MINUTE}):
+        due = due_slots("job", schedule, policy, after, NOW, now=NOW, pauses=pauses, known=known)
+        right = [after + number * 7 * MINUTE for number in range(1, 9)]
+        assert [item.slot for item in due] == [slot for slot in right if slot not in known]

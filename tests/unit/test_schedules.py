@@ -136,6 +136,14 @@ def test_a_plain_beat_fires_it_in_its_zone_once_a_day(enable_utc: bool, last_zon
     assert len(sent) == 7
 
 
+def test_a_plain_beat_of_an_older_celery_gets_times_in_its_zone_too() -> None:
+    daily = crontab(0, 6, tz="Asia/Tokyo", app=app(enable_utc=False))
+    last = datetime(2026, 6, 30, 23, tzinfo=ZoneInfo("America/New_York"))
+    assert daily.to_local(last).tzinfo is TOKYO
+    start, _, now = daily.remaining_delta(last)
+    assert (start, start.tzinfo, now.tzinfo) == (last, TOKYO, TOKYO)
+
+
 def test_a_plain_beats_entry_begins_with_the_time_in_its_zone() -> None:
     daily = crontab(0, 6, tz="Asia/Tokyo", app=app())
     entry = ScheduleEntry(name="job", task="job", schedule=daily, app=app())
