@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
-from celery_leaderbeat.definitions import Definition
+from celery_leaderbeat.definitions import Definition, period_of
 from celery_leaderbeat.records import EntryRecord, SlotRecord, UnsentRange
 from celery_leaderbeat.tick import tick_key
 
@@ -104,19 +105,20 @@ class Known:
 
 
 def explain(
-    name: str, slots: Sequence[tuple[datetime, Definition | None]], known: Known
+    name: str, slots: Iterable[tuple[datetime, Definition | None]], known: Known, current: Any = None
 ) -> list[Explanation]:
-    """The end of each of an entry's slots; ascending, with the definition that called for it, or None."""
+    """The end of each of an entry's slots, each with the definition that called for it, or None.
+
+    `current`: a schedule for definitions that can't be recomputed.
+    """
     found = []
-    for i, (slot, definition) in enumerate(slots):
+    for slot, definition in slots:
         key = tick_key(name, slot)
         record = known.records.get(key)
         if record is not None:
             end, reason = _end_of(record, known.now)
         else:
-            # The slot before the first one isn't known here, so less is expected of the first one's record.
-            gap = slot - slots[i - 1][0] if i else timedelta(0)
-            end, reason = _end_without_record(slot, definition, gap, known)
+            end, reason = _end_without_record(slot, definition, known, current)
         found.append(Explanation(key, slot, end, reason, definition is not None, record))
     return found
 
@@ -130,7 +132,7 @@ def _end_of(record: SlotRecord, now: datetime) -> tuple[str, str]:
 
 
 def _end_without_record(
-    slot: datetime, definition: Definition | None, gap: timedelta, known: Known
+    slot: datetime, definition: Definition | None, known: Known, current: Any
 ) -> tuple[str, str]:
     unsent = known.range_of(slot)
     if unsent is not None:
@@ -142,7 +144,8 @@ def _end_without_record(
         return "overdue", "no leader has decided about it yet"
     if known.unsent_from is not None and slot < known.unsent_from:
         return "forgotten", "what was missed or skipped so long ago isn't kept"
-    kept = max(_PERIODS * gap, timedelta(seconds=known.retention))
+    period = timedelta(0) if definition is None else period_of(slot, definition, current)
+    kept = max(_PERIODS * period, timedelta(seconds=known.retention))
     if slot + kept < known.now:
         return "forgotten", "its record has expired"
     return "unexplained", "it was decided, and its record isn't there"

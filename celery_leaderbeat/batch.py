@@ -53,7 +53,7 @@ class Batch:
                     task=message.task,
                     task_id=message.task_id,
                     prefer=message.prefer,
-                    ttl=_ttl(plan, retention),
+                    ttl=_ttl(plan, message.slot, retention),
                     attempt=message.stamp.attempt,
                     on_crash=policy.on_crash,
                     max_attempts=policy.max_attempts,
@@ -105,8 +105,5 @@ class Batch:
                 yield self.debt(message)
 
 
-def _ttl(plan: Plan, retention: float) -> float:
-    period = 0.0
-    if plan.last is not None and plan.next is not None:
-        period = (plan.next - plan.last).total_seconds()
-    return min(max(_PERIODS * period, retention), _LONGEST_RETENTION)
+def _ttl(plan: Plan, slot: datetime, retention: float) -> float:
+    return min(max(_PERIODS * plan.period_of(slot).total_seconds(), retention), _LONGEST_RETENTION)

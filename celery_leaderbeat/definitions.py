@@ -19,9 +19,9 @@ from zoneinfo import ZoneInfo
 from celery_leaderbeat.errors import ScheduleError
 from celery_leaderbeat.schedules import crontab
 from celery_leaderbeat.tick import slot_from_us
-from celery_leaderbeat.timeline import fingerprint, slots_between
+from celery_leaderbeat.timeline import fingerprint, next_slot, slots_between
 
-__all__ = ["Definition", "can_recompute", "parse_definitions", "schedule_of", "slots"]
+__all__ = ["Definition", "can_recompute", "parse_definitions", "period_of", "schedule_of", "slots"]
 
 _INTERVAL = re.compile(r"interval:([0-9]+)us", re.ASCII)
 _CRONTAB = re.compile(r"crontab:(\S+) (\S+) (\S+) (\S+) (\S+)@(.+)")
@@ -75,6 +75,16 @@ def schedule_of(text: str) -> Any:
 def can_recompute(definition: Definition, current: Any = None) -> bool:
     """Whether the slots of a definition can be computed; `current` as in `slots`."""
     return _schedule(definition, _with_fingerprint(current)) is not None
+
+
+def period_of(slot: datetime, definition: Definition, current: Any = None) -> timedelta:
+    """The time from a slot to the one that follows by the same definition; 0 where it can't be computed."""
+    schedule = _schedule(definition, _with_fingerprint(current))
+    try:
+        following = None if schedule is None else next_slot(schedule, slot)
+    except ScheduleError:
+        following = None
+    return timedelta(0) if following is None else following - slot
 
 
 def slots(

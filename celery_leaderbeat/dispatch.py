@@ -11,7 +11,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery_leaderbeat.agenda import Agenda
@@ -44,6 +44,8 @@ _CLAIM_BATCH = 32
 _SWEEP_EVERY = 2.0
 #: Seconds between two looks at the orders.
 _LOOK_EVERY = 0.5
+#: A pause that ended longer ago explains no slot that is still to be decided.
+_PAUSES_KEPT = timedelta(days=30)
 #: Longest that the tick loop sleeps, in seconds: it has to show that it comes round, and to look at the orders.
 _LONGEST_SLEEP = 0.5
 
@@ -85,6 +87,7 @@ class Dispatcher:
         self._pauses: Mapping[str, list[Pause]] = {}
         self._sweep_at = 0.0
         self._look_at = 0.0
+        self._round = self._looked_in = 0
         self._ledger_is_away = False
 
     # -- the tick ------------------------------------------------------------------------------------------
@@ -92,6 +95,7 @@ class Dispatcher:
     def tick(self, term: Term) -> float:
         """Do what is due under `term`; the seconds until there is more to do."""
         try:
+            self._round += 1
             if term != self._term:
                 self._begin(term)
             self._sender.settle()
@@ -101,6 +105,8 @@ class Dispatcher:
                 self._dispatch(term)
             if self._sweep is not None and self._monotonic() >= self._sweep_at:
                 self._sweep_at = self._monotonic() + _SWEEP_EVERY
+                # What the ledger wasn't told in this round must not look like a claim that nobody published.
+                self._sender.settle()
                 if self._sweep.run():
                     self._sweep_at = self._monotonic() + _SWEEP_EVERY / 4
         except NotLeading as exc:
@@ -143,6 +149,7 @@ class Dispatcher:
         if self._requested is None or self._monotonic() < self._look_at:
             return
         self._look_at = self._monotonic() + _LOOK_EVERY
+        self._looked_in = self._round
         self._pauses, requests = self._orders.look()
         self._requested.look(requests, self._pauses_of, self._clock.utcnow())
 
@@ -185,8 +192,12 @@ class Dispatcher:
         self._sweep = Sweep(
             self._app, self._ledger, term, self._plans, self._reports, grace, self._agenda.put
         )
-        self._requested = Requested(self._ledger, self._orders, self._plans, self._agenda.put)
+        self._requested = Requested(
+            self._ledger, self._orders, self._plans, self._agenda.put, self._elector.progress
+        )
         self._sweep_at = self._look_at = 0.0
+        pauses, _ = self._orders.look()
+        self._orders.forget_pauses(pauses, self._clock.utcnow() - _PAUSES_KEPT)
         self._sender.start()
         self._term = term
 
@@ -233,6 +244,8 @@ class Dispatcher:
                 # Where one slot is held, the later ones of its entry mustn't pass it.
                 held = {message.entry for message in sent if message.held}
                 messages = [message for message in messages[_CLAIM_BATCH:] if message.entry not in held]
+                if self._sender.held_for > 0:
+                    break
         finally:
             for plan in taken:
                 self._agenda.put(plan)
@@ -250,6 +263,13 @@ class Dispatcher:
         led_since = datetime.fromtimestamp(term.since, timezone.utc)
         try:
             decisions = plan.decide(now, led_since, self._pauses_of(plan))
+            if self._looked_in != self._round and any(isinstance(item, Skip) for item in decisions):
+                # The pause may have been lifted since: what came due after that isn't paused.
+                self._pauses, _ = self._orders.look()
+                self._looked_in = self._round
+                decisions = plan.decide(now, led_since, self._pauses_of(plan))
+        except (StoreError, NotLeading):
+            raise
         except Exception:  # noqa: BLE001  # a user's schedule may raise anything; it is logged
             plan.postpone(now + ASK_AGAIN_AFTER)
             self._schedule_failed(plan)
@@ -265,6 +285,9 @@ class Dispatcher:
             if message is None:
                 break
             messages.append(message)
+            if len(messages) == _CLAIM_BATCH:
+                # The other entries have their turn, too.
+                break
         return messages
 
     def _message(self, term: Term, plan: Plan, send: Send, now: datetime) -> Message | None:

@@ -21,6 +21,8 @@ __all__ = ["check_entry", "load_plans"]
 
 logger = logging.getLogger(__name__)
 
+#: Keys of a policy that need a FencedTask, or go with one that does.
+_FENCED_ONLY = ("on_crash", "max_attempts", "overlap")
 _ACCEPTED = ("task", "schedule", "args", "kwargs", "options", "relative")
 
 
@@ -110,6 +112,9 @@ def _plan(
     own = (entry.options or {}).get(POLICY_OPTION)
     if own is not None and not isinstance(own, Mapping):
         raise PolicyError(f"Entry {name!r} has the {POLICY_OPTION!r} option {own!r}: it must be a dict.")
+    if entry.task.startswith("celery."):
+        # Celery's own tasks are no FencedTasks; a default that needs one isn't meant for them.
+        defaults = {key: value for key, value in defaults.items() if key not in _FENCED_ONLY}
     policy = build_policy(name, own, defaults, cron_deadline if isinstance(schedule, crontab) else None)
     _check_task(name, entry.task, tasks.get(entry.task), policy)
     if not isinstance(schedule, BaseSchedule) and not hasattr(schedule, "remaining_estimate"):

@@ -47,6 +47,7 @@ class LedgerReader:
         self.settings = settings
         self.store = Store(settings, timeout)
         self._keys = self.store.keys
+        self._unreadable: set[tuple[str, str]] = set()
 
     def close(self) -> None:
         """Close the connection. Never raises."""
@@ -121,7 +122,7 @@ class LedgerReader:
             until=until,
             known_since=definitions[0].since if definitions else None,
             not_computed=tuple(found for found in definitions if not can_recompute(found, current)),
-            slots=tuple(explain(entry, ordered, known)),
+            slots=tuple(explain(entry, ordered, known, current)),
         )
 
     def undone(self, entry: str, current: Any = None) -> int:
@@ -178,14 +179,16 @@ class LedgerReader:
         """The holders seen lately."""
         return self.store.members(self._keys.replicas)
 
-    @staticmethod
-    def _read(name: str, what: str, read: Callable[[], _T]) -> _T | None:
+    def _read(self, name: str, what: str, read: Callable[[], _T]) -> _T | None:
         """What `read` reads; None, with an ERROR, where it can't be read."""
         try:
             return read()
         except (ValueError, TypeError, KeyError, OverflowError) as exc:
+            if (name, what) in self._unreadable:
+                return None
+            self._unreadable.add((name, what))
             logger.error(
-                "%s: the %s that the ledger keeps of it can't be read (%r).",
+                "%s: the %s that the ledger keeps of it can't be read (%r), and doesn't count. Delete it from Redis.",
                 name,
                 what,
                 exc,

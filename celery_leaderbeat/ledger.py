@@ -16,7 +16,7 @@ from celery_leaderbeat.history import LedgerReader
 from celery_leaderbeat.records import Claim, SlotRecord, Verdict
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.term import Term
-from celery_leaderbeat.tick import Stamp, slot_from_us, slot_to_us
+from celery_leaderbeat.tick import Stamp, parse_tick_key, slot_from_us, slot_to_us
 
 __all__ = ["Ledger", "NotLeading"]
 
@@ -24,7 +24,7 @@ __all__ = ["Ledger", "NotLeading"]
 _HORIZON = 300_000_000
 #: How long the record of a removed entry is kept, in µs: a week, so that a rollback finds it.
 _REMOVED_LIFETIME = 7 * 86_400_000_000
-#: Entries per round trip where many are registered.
+#: Entries, or slots, per script where there are many.
 _CHUNK = 200
 #: How long a slot that no worker has begun, or that waits for its retry or its next attempt, counts as unfinished, in ms.
 _UNSTARTED = 3_600_000
@@ -154,12 +154,17 @@ class Ledger(LedgerReader):
         Raises:
             NotLeading: the lease is gone; nothing was written.
         """
-        answer = self.store.run(
-            "doubt",
-            [self._keys.lease, self._keys.unfinished, self._keys.counts, *map(self._keys.slot, keys)],
-            [term.value, term.epoch, round(until * 1000), *keys],
-        )
-        return [str(text) for text in self._leading(answer)]
+        own = self._keys
+        states: list[str] = []
+        for i in range(0, len(keys), _CHUNK):
+            chunk = keys[i : i + _CHUNK]
+            answer = self.store.run(
+                "doubt",
+                [own.lease, own.unfinished, own.counts, *map(own.slot, chunk)],
+                [term.value, term.epoch, round(until * 1000), *chunk],
+            )
+            states += [str(text) for text in self._leading(answer)]
+        return states
 
     def write_off(
         self,
@@ -195,6 +200,7 @@ class Ledger(LedgerReader):
                 reason[:500],
                 fingerprint,
                 state,
+                *(slot_to_us(parse_tick_key(key)[1]) for key in returned),
             ],
         )
         return int(self._leading(answer)[0])
@@ -206,12 +212,16 @@ class Ledger(LedgerReader):
             NotLeading: the lease is gone; nothing was written.
         """
         own = self._keys
-        answer = self.store.run(
-            "crash",
-            [own.lease, own.unfinished, own.counts, *map(own.slot, keys)],
-            [term.value, _UNSTARTED, *keys],
-        )
-        return [str(text) for text in self._leading(answer)]
+        states: list[str] = []
+        for i in range(0, len(keys), _CHUNK):
+            chunk = keys[i : i + _CHUNK]
+            answer = self.store.run(
+                "crash",
+                [own.lease, own.unfinished, own.counts, *map(own.slot, chunk)],
+                [term.value, _UNSTARTED, *chunk],
+            )
+            states += [str(text) for text in self._leading(answer)]
+        return states
 
     def unfinished(self) -> list[SlotRecord | str]:
         """Slots that a leader has to look after now; a bare tick key where the record is gone or unreadable."""

@@ -42,6 +42,7 @@ class Request:
         entry: the entry's name, or `ALL`.
         force: start also slots that are done or under way, as a new attempt.
         by: who asked.
+        at: when.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Request:
     until: datetime
     force: bool
     by: str
+    at: datetime
 
     @classmethod
     def read(cls, id: str, text: str) -> Request:  # noqa: A002  # it is the field's name
@@ -64,6 +66,7 @@ class Request:
             until=slot_from_us(int(data["until"])),
             force=data.get("force") is True,
             by=str(data.get("by", "")),
+            at=slot_from_us(int(data["at"])),
         )
 
 
@@ -144,6 +147,17 @@ class Orders:
         """The pauses, by entry, and the requests that no leader has dealt with yet."""
         paused, requests = self._store.tables([self._keys.paused, self._keys.requests])
         return self._pauses(paused), self._requests(requests)
+
+    def note_progress(self, request: Request, dealt_with: datetime) -> None:
+        """All slots of the request up to this one are dealt with; a later leader goes on after it."""
+        args: list[str | int | float] = [request.id, slot_to_us(dealt_with)]
+        self._store.run("progress", [self._keys.requests], args)
+
+    def forget_pauses(self, pauses: Mapping[str, list[Pause]], before: datetime) -> None:
+        """Forget the pauses of entries that have had none since then."""
+        for entry, spans in pauses.items():
+            if all(pause.until is not None and pause.until < before for pause in spans):
+                self._store.drop_field(self._keys.paused, entry)
 
     def done_with(self, request: Request) -> None:
         """No leader need look at this request any more."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -147,6 +147,14 @@ class Plan:
             self.failure = exc
             self.postpone(slot + ASK_AGAIN_AFTER)
 
+    def period_of(self, slot: datetime) -> timedelta:
+        """The time from a slot to the one that follows; 0 where there is none, or the schedule fails."""
+        try:
+            following = next_slot(self.schedule, slot)
+        except Exception:  # noqa: BLE001  # a user's schedule may raise anything; it is asked for its slots elsewhere
+            following = None
+        return timedelta(0) if following is None else following - slot
+
     def postpone(self, until: datetime) -> None:
         """Look at this entry again at `until`; what is due stays due."""
         self._postponed = until
@@ -173,6 +181,14 @@ class Plan:
         self.returned[slot] = Returned(attempt, request)
         if not in_place:
             self.returned = dict(sorted(self.returned.items()))
+
+    def take_up(self, slots: Mapping[datetime, int], request: str) -> None:
+        """Send these slots, each as the attempt that is given, for the request with this id."""
+        for slot, attempt in slots.items():
+            known = self.returned.get(slot)
+            if known is None or known.attempt <= attempt:
+                self.returned[slot] = Returned(attempt, request)
+        self.returned = dict(sorted(self.returned.items()))
 
     def doom(self, slot: datetime, reason: str) -> None:
         """`slot` can't be sent: it will be missed for this reason."""

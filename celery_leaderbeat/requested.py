@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from itertools import islice
 
 from celery_leaderbeat.due import due_slots
 from celery_leaderbeat.ledger import Ledger
 from celery_leaderbeat.orders import ALL, MOST, Orders, Request
-from celery_leaderbeat.pauses import Pauses
+from celery_leaderbeat.pauses import Pause, Pauses
 from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.policy import Send, decide
 from celery_leaderbeat.records import SlotRecord
@@ -29,6 +29,12 @@ logger = logging.getLogger(__name__)
 #: Ends of a slot that wasn't done: from these a request starts it again.
 _REPEATABLE = ("missed", "skipped", "failed", "refused", "abandoned", "unconfirmed")
 
+#: A request for an entry that no leader has is kept so long.
+_KEPT_FOR = timedelta(hours=1)
+#: A request for all entries is taken up for so many of them at once.
+_PLANS_AT_ONCE = 100
+_MICROSECOND = timedelta(microseconds=1)
+
 
 @dataclass
 class _Open:
@@ -37,11 +43,15 @@ class _Open:
     request: Request
     ahead: list[Plan]
     taken_up: list[Plan] = field(default_factory=list)
+    oldest: datetime | None = None
 
-    def unsent(self) -> bool:
-        """Whether slots of it are still to be sent."""
-        return any(
-            owed.request == self.request.id for plan in self.taken_up for owed in plan.returned.values()
+    def unsent(self) -> list[datetime]:
+        """Its slots that are still to be sent, the oldest first."""
+        return sorted(
+            slot
+            for plan in self.taken_up
+            for slot, owed in plan.returned.items()
+            if owed.request == self.request.id
         )
 
 
@@ -53,15 +63,23 @@ class Requested:
         orders: where the requests are.
         plans: the plans of all entries.
         taken_up: called with each plan that has got slots to send.
+        progress: called between plans, to show that the tick goes on.
     """
 
     def __init__(
-        self, ledger: Ledger, orders: Orders, plans: Mapping[str, Plan], taken_up: Callable[[Plan], None]
+        self,
+        ledger: Ledger,
+        orders: Orders,
+        plans: Mapping[str, Plan],
+        taken_up: Callable[[Plan], None],
+        progress: Callable[[], None],
     ) -> None:
         self._ledger = ledger
         self._orders = orders
         self._plans = plans
         self._taken_up = taken_up
+        self._progress = progress
+        self._unknown: set[str] = set()
         self._open: dict[str, _Open] = {}
 
     def forces(self, request: str) -> bool:
@@ -80,30 +98,50 @@ class Requested:
         for request in requests:
             known = self._open.get(request.id)
             if known is None:
-                known = _Open(request, self._plans_of(request))
-            for plan in list(known.ahead):
-                if request.kind == "catch_up" and pauses_of(plan).in_force(now):
+                plans = self._plans_of(request)
+                if not plans and now - request.at < _KEPT_FOR:
+                    # Newer code may lead soon.
                     continue
-                self._take_up_of(plan, request, now)
-                known.ahead.remove(plan)
-                known.taken_up.append(plan)
-            self._open[request.id] = known
+                known = self._open[request.id] = _Open(request, plans)
+            self._go_on(known, pauses_of, now)
         for key, known in list(self._open.items()):
-            if not known.ahead and not known.unsent():
+            unsent = [] if known.ahead else known.unsent()
+            if not known.ahead and not unsent:
                 self._orders.done_with(known.request)
                 del self._open[key]
+            elif unsent and known.request.kind == "backfill" and unsent[0] != known.oldest:
+                # The records of the slots before it may expire while this goes on.
+                known.oldest = unsent[0]
+                self._orders.note_progress(known.request, unsent[0] - _MICROSECOND)
+
+    def _go_on(self, known: _Open, pauses_of: Callable[[Plan], Pauses], now: datetime) -> None:
+        """Take a request up for some of the plans that it is still to be taken up for."""
+        request, waiting = known.request, []
+        for _ in range(min(len(known.ahead), _PLANS_AT_ONCE)):
+            plan = known.ahead[0]
+            self._progress()
+            if request.kind == "catch_up" and pauses_of(plan).in_force(now):
+                waiting.append(plan)
+            else:
+                self._take_up_of(plan, request, now)
+                known.taken_up.append(plan)
+            del known.ahead[0]
+        known.ahead += waiting
 
     def _plans_of(self, request: Request) -> list[Plan]:
         if request.entry == ALL:
             return list(self._plans.values())
         if request.entry in self._plans:
             return [self._plans[request.entry]]
-        logger.warning(
-            "%s asks for slots of the entry %r, which isn't in the schedule: nothing is sent.",
-            request.by,
-            request.entry,
-            extra={"action": "request_refused", "entry": request.entry},
-        )
+        if request.id not in self._unknown:
+            self._unknown.add(request.id)
+            logger.warning(
+                "%s asks for slots of the entry %r, which this leader doesn't have: nothing is sent, unless a leader "
+                "that has it comes within an hour.",
+                request.by,
+                request.entry,
+                extra={"action": "request_refused", "entry": request.entry},
+            )
         return []
 
     def _take_up_of(self, plan: Plan, request: Request, now: datetime) -> None:
@@ -130,10 +168,9 @@ class Requested:
         attempts = {
             slot: _attempt(request, record) for slot, record in zip(slots, records.values(), strict=True)
         }
-        wanted = [(slot, attempt) for slot, attempt in attempts.items() if attempt]
-        for slot, attempt in wanted:
-            plan.give_back(slot, attempt, request.id)
+        wanted = {slot: attempt for slot, attempt in attempts.items() if attempt}
         if wanted:
+            plan.take_up(wanted, request.id)
             self._taken_up(plan)
         logger.info(
             "Entry %r: %s asks for %d slots up to %s; %d of them are sent.",
@@ -151,9 +188,12 @@ def _slots(plan: Plan, request: Request, now: datetime) -> list[datetime]:
         return [request.until]
     until = min(request.until, now)
     if request.kind == "catch_up":
-        policy = replace(plan.policy, jitter=0)
-        due = due_slots(plan.name, plan.schedule, policy, request.since, until, now=now, pauses=Pauses())
-        decisions = decide(policy, due, led_since=now, now=now)
+        # What was to be sent in the pause may have come due before it.
+        since = request.since - timedelta(seconds=plan.policy.jitter) - _MICROSECOND
+        pause = Pauses([Pause(request.since, until)])
+        due = due_slots(plan.name, plan.schedule, plan.policy, since, until, now=now, pauses=pause)
+        caught = (item for item in due if pause.covers(item.at))
+        decisions = decide(plan.policy, caught, led_since=now, now=now)
         return [decision.slot for decision in decisions if isinstance(decision, Send)]
     return list(islice(slots_between(plan.schedule, request.since, until), MOST + 1))
 

@@ -18,12 +18,10 @@ from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.errors import StoreError, StoreUnavailable
 from celery_leaderbeat.ledger import Ledger
 
-__all__ = ["RUN_LEASE", "Runs", "new_run"]
+__all__ = ["Runs", "new_run"]
 
 logger = logging.getLogger(__name__)
 
-#: How long a run lease lasts, in seconds; it is renewed at a third.
-RUN_LEASE = 30.0
 #: Wait before a renewal that failed is tried again, in seconds.
 _TRY_AGAIN = 1.0
 
@@ -59,7 +57,8 @@ class Runs:
         """The runs of this process; nothing is carried over a fork."""
         cached = getattr(app, _APP_ATTRIBUTE, None)
         if cached is None or cached[0] != os.getpid():
-            cached = (os.getpid(), cls(Ledger.for_app(app), RUN_LEASE))
+            ledger = Ledger.for_app(app)
+            cached = (os.getpid(), cls(ledger, ledger.settings.run_lease))
             setattr(app, _APP_ATTRIBUTE, cached)
         runs: Runs = cached[1]
         return runs

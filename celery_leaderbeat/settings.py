@@ -37,11 +37,12 @@ _NAMES = (
     "redis_options",
     "redis_url",
     "renew_interval",
+    "run_lease",
     "slot_retention",
     "stall_timeout",
 )
 
-#: Shortest lease, in seconds: below it, ordinary pauses of a process would end its leadership.
+#: Shortest lease, of a leader or of a run, in seconds: below it, ordinary pauses of a process would end it.
 _SHORTEST_LEASE = 1.0
 #: Shortest retention, in seconds: below it, a slot's record could go before its message was looked at.
 _SHORTEST_RETENTION = 60.0
@@ -66,6 +67,7 @@ class Settings:
         fast_failover: take over from a leader whose subscription is gone, before its lease lapses.
         stall_timeout: a tick loop that takes longer than this is no longer renewed.
         publish_timeout: longest that one publish may take.
+        run_lease: how long a worker may be frozen or cut off before its run counts as dead.
         policy: the defaults for the policies of all entries.
         slot_retention: how long the record of a slot is kept at least.
         clock: `"redis"` or `"local"`: whose time decides when a slot is due.
@@ -84,6 +86,7 @@ class Settings:
     fast_failover: bool
     stall_timeout: float
     publish_timeout: float
+    run_lease: float
     policy: Mapping[str, Any]
     slot_retention: float
     clock: str
@@ -125,6 +128,7 @@ class Settings:
             fast_failover=source.flag("fast_failover", True),
             stall_timeout=source.seconds("stall_timeout", max(lease_ttl, 2 * publish_timeout + 2)),
             publish_timeout=publish_timeout,
+            run_lease=source.seconds("run_lease", 30.0),
             policy=MappingProxyType(dict(policy)),
             slot_retention=source.seconds("slot_retention", 3600.0),
             clock=source.choice("clock", ("redis", "local"), "redis"),
@@ -149,6 +153,7 @@ class Settings:
             "failover": failover,
             "publish timeout": f"{cited('publish_timeout')}, stall timeout {cited('stall_timeout')}",
             "slot retention": cited("slot_retention"),
+            "run lease": cited("run_lease"),
             "clock": f"{self.clock} ({self.origins['clock']})",
             "events": f"{self.events} ({self.origins['events']})",
         }
@@ -202,6 +207,11 @@ def _check_timings(settings: Settings, source: Source) -> None:
             f"{cite('stall_timeout')} must be longer than {quiet:g} s, which is twice {cite('publish_timeout')} "
             f"plus half a second (connecting and publishing), and at least {_LONGEST_SLEEP:g} s (the loop's "
             "sleep): else a slow publish looks like a loop that hangs."
+        )
+    if settings.run_lease < _SHORTEST_LEASE:
+        raise SettingsError(
+            f"{cite('run_lease')} must be at least {_SHORTEST_LEASE:g} s: else ordinary pauses of a worker would look "
+            "like its death."
         )
     if settings.slot_retention < _SHORTEST_RETENTION:
         raise SettingsError(f"{cite('slot_retention')} must be at least {_SHORTEST_RETENTION:g} s.")

@@ -35,7 +35,7 @@ from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.errors import SettingsError, StoreError, StoreUnavailable
 from celery_leaderbeat.ledger import Ledger
 from celery_leaderbeat.records import SlotRecord
-from celery_leaderbeat.runs import RUN_LEASE, Runs, new_run
+from celery_leaderbeat.runs import Runs, new_run
 from celery_leaderbeat.task import Tick
 from celery_leaderbeat.tick import Stamp, slot_to_us
 
@@ -44,6 +44,9 @@ __all__ = ["Outcome", "look_up", "run_once", "run_to_completion"]
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+#: How long a run lease lasts by default, in seconds.
+_LEASE = 30.0
 
 #: Bounds of a run lease, in seconds: below, ordinary pauses of a process would end it.
 _LEASES = (1.0, 86_400.0)
@@ -93,7 +96,7 @@ def run_once(
     fn: Callable[[], T] | Callable[[Tick], T],
     *,
     app: Any = None,
-    lease: float = RUN_LEASE,
+    lease: float = _LEASE,
 ) -> Outcome[T]:
     """Run `fn` for the slot, unless it was started before. It isn't run again if its process dies.
 
@@ -129,7 +132,7 @@ def run_to_completion(
     fn: Callable[[], T] | Callable[[Tick], T],
     *,
     app: Any = None,
-    lease: float = RUN_LEASE,
+    lease: float = _LEASE,
     max_attempts: int = 3,
     wait: float | None = None,
 ) -> Outcome[T]:

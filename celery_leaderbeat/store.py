@@ -22,7 +22,7 @@ from redis.retry import Retry
 from celery_leaderbeat.errors import StoreError, StoreUnavailable
 from celery_leaderbeat.redaction import without_secrets
 from celery_leaderbeat.settings import Settings
-from celery_leaderbeat.tick import slot_from_us
+from celery_leaderbeat.tick import slot_from_us, slot_to_us
 
 __all__ = ["Keys", "Look", "Store", "Subscription"]
 
@@ -257,11 +257,10 @@ class Store:
 
     def due_members(self, key: str) -> list[str]:
         """The members of a sorted set whose score, in ms since the Unix epoch, has come; lowest score first."""
-        with self._translated(f"ZRANGE {key}"), self._client.pipeline(transaction=False) as pipe:
-            pipe.time().zrange(key, 0, -1, withscores=True)
-            (seconds, microseconds), scored = pipe.execute()
-        now = seconds * 1000 + microseconds / 1000
-        return [member for member, score in scored if score <= now]
+        now = slot_to_us(self.now()) // 1000
+        with self._translated(f"ZRANGEBYSCORE {key}"):
+            found: list[str] = self._client.zrangebyscore(key, "-inf", now)
+        return found
 
     def events(self, after: str, most: int) -> list[tuple[str, dict[str, str]]]:
         """Events later than the id `after` (empty: from the oldest), with their ids; `most` of them."""

@@ -17,7 +17,7 @@ __all__ = ["Sweep"]
 
 logger = logging.getLogger(__name__)
 
-_REMOVED = "its entry isn't in the schedule any more"
+_REMOVED = "no entry of its name can be sent: it was removed, or refused at start"
 
 
 class Sweep:

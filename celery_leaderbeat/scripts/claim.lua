@@ -7,7 +7,7 @@
 -- Nothing of a paused entry is claimed but what was asked for.
 -- Of an entry with an overlap policy, nothing is claimed while an earlier slot is unfinished: it is skipped, or one
 -- slot waits (it is recorded as given back). Later attempts, requests and paced slots ask again.
--- The same batch asking again (the answer had been lost) gets the same answer.
+-- The same batch asking again (the answer had been lost) gets the same answer, but for a slot that was skipped.
 -- The last-decided slot of the entry moves forward with the claim, and never back.
 --
 -- KEYS  1 lease
@@ -60,7 +60,7 @@ local function look_at(place, slot)
     'slot')
   local state, counts = record[2], now < (tonumber(record[3]) or 0)
   local busy = false
-  if state == 'claimed' or state == 'sent' or state == 'retrying' then
+  if state == 'claimed' or state == 'sent' or state == 'unconfirmed' or state == 'retrying' then
     busy = counts
   elseif state == 'running' then
     busy = record[5] == 'rerun' or now < (tonumber(record[4]) or 0)
@@ -73,7 +73,8 @@ end
 
 for i = 4, #ARGV do
   local item, slot = cjson.decode(ARGV[i]), KEYS[i + 2]
-  local record = redis.call('HMGET', slot, 'state', 'epoch', 'batch', 'prefer', 'attempt', 'request', 'waits')
+  local record = redis.call('HMGET', slot, 'state', 'epoch', 'batch', 'prefer', 'attempt', 'request', 'waits',
+    'max_attempts', 'ttl')
   local state, owner, attempt = record[1], tonumber(record[2] or '0') or 0, tonumber(record[5] or '1') or 1
   local entry = entry_of(redis.call('HGET', KEYS[2], item.entry))
   local before = entry and entry.slot or ''
@@ -143,16 +144,21 @@ for i = 4, #ARGV do
     open[#open + 1] = item.key
   elseif verdict == 'claimed' or verdict == 'waiting' then
     local claims = verdict == 'claimed'
+    -- Attempts count from the one that somebody asked for; a slot that is claimed again goes on counting.
+    local goes_on = state == 'returned' or state == 'claimed'
+    local asked = item.request ~= '' and item.attempt - 1 or 0
+    local most = goes_on and item.request ~= '' and tonumber(record[8]) or asked + item.max_attempts
+    local ttl = math.max(item.ttl, tonumber(record[9]) or 0)
     redis.call('HSET', slot, 'state', claims and 'claimed' or 'returned', 'epoch', ARGV[2], 'batch', batch,
       'key', item.key, 'entry', item.entry, 'slot', item.slot, 'task', item.task, 'task_id', item.task_id,
-      'attempt', item.attempt, 'prefer', item.prefer, 'ttl', item.ttl, 'on_crash', item.on_crash,
-      'max_attempts', item.max_attempts, 'claimed_at', whole(now))
+      'attempt', item.attempt, 'prefer', item.prefer, 'ttl', whole(ttl), 'on_crash', item.on_crash,
+      'max_attempts', whole(most), 'claimed_at', whole(now))
     redis.call('HDEL', slot, 'reason', 'sent_at', 'waits', 'run', 'after', 'run_until', 'worker', 'started_at',
       'finished_at', 'died_at', 'busy_until')
     if item.request ~= '' then
       redis.call('HSET', slot, 'request', item.request)
     end
-    redis.call('PEXPIRE', slot, item.ttl)
+    redis.call('PEXPIRE', slot, whole(ttl))
     redis.call('ZADD', KEYS[3], whole(now), item.key)
     if claims then
       claimed = claimed + 1

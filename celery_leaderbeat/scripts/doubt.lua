@@ -36,6 +36,8 @@ for i = 4, #KEYS do
       state = 'unconfirmed'
       local reason = 'unconfirmed: its leader was gone before it confirmed the slot'
       redis.call('HSET', KEYS[i], 'state', state, 'reason', reason)
+      -- As a rule it was never sent: no later slot waits for it.
+      redis.call('HDEL', KEYS[i], 'busy_until')
       redis.call('HINCRBY', KEYS[3], 'unconfirmed', 1)
       event('missed', 'entry', record[4], 'epoch', record[2], 'from', record[5], 'to', record[5], 'count', 1,
         'reason', reason)

@@ -18,6 +18,12 @@ for _, span in ipairs(spans) do
     since = since or span.since
   end
 end
+-- A pause that gave way to a later one ended where that one began: together they are one.
+for i = #spans, 1, -1 do
+  if spans[i]['until'] == since then
+    since = spans[i].since
+  end
+end
 if ended > 0 then
   redis.call('HSET', KEYS[1], ARGV[1], cjson.encode(spans))
   event('resumed', 'entry', ARGV[1], 'by', ARGV[2])

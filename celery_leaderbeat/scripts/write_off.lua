@@ -3,6 +3,7 @@
 -- The last-decided slot moves to the newest of them, never back. Slots that had been given back, or that an
 -- older epoch had claimed, have records, which become final here; the others need none: the range and its
 -- count say it all. Where all of them have records, they had been decided before, and the last-decided slot stays.
+-- A record that is gone, or was never written since the slot was only asked for, is made good by a range.
 --
 -- KEYS  1 lease
 --       2 entries: hash of entry -> {slot, fingerprint, count, missed, skipped, open, removed}
@@ -19,6 +20,7 @@
 --       7 reason
 --       8 fingerprint of the entry's schedule
 --       9 'missed' or 'skipped'
+--       10, … the slots of those records, in µs
 -- Returns  {0, lease value}  no longer the leader
 --          {1, counted}      how many slots got this end here
 
@@ -36,6 +38,13 @@ for i = 6, #KEYS do
   if record[1] == 'returned' or (record[1] == 'claimed' and (tonumber(record[3]) or 0) < tonumber(ARGV[2])) then
     redis.call('HSET', KEYS[i], 'state', state, 'reason', ARGV[7])
     redis.call('ZREM', KEYS[3], record[2])
+    counted = counted + 1
+  end
+  if not record[1] or record[1] == 'returned' then
+    -- Ranges outlive records.
+    keep_range(KEYS[5], '', {state = state, first = ARGV[i + 4], last = ARGV[i + 4], count = 1, reason = ARGV[7]})
+  end
+  if not record[1] then
     counted = counted + 1
   end
 end

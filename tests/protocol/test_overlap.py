@@ -42,7 +42,9 @@ def _first(
 
 
 @pytest.mark.parametrize("overlap", POLICIES)
-@pytest.mark.parametrize("state", ["claimed", "sent", "running", "retrying", "to be run again"])
+@pytest.mark.parametrize(
+    "state", ["claimed", "sent", "unconfirmed", "running", "retrying", "to be run again"]
+)
 def test_nothing_is_claimed_while_an_earlier_slot_is_unfinished(
     ground: Ground, overlap: str, state: str
 ) -> None:
@@ -52,7 +54,7 @@ def test_nothing_is_claimed_while_an_earlier_slot_is_unfinished(
 
 
 @pytest.mark.parametrize("overlap", POLICIES)
-@pytest.mark.parametrize("state", ["done", "failed", "abandoned", "missed", "skipped", "unconfirmed"])
+@pytest.mark.parametrize("state", ["done", "failed", "abandoned", "missed", "skipped"])
 def test_a_slot_is_claimed_where_the_earlier_one_has_ended(ground: Ground, overlap: str, state: str) -> None:
     attempt = 3 if state == "abandoned" else 1
     term = _first(ground, overlap, state, attempt)
@@ -354,3 +356,11 @@ def test_a_slot_that_a_dead_leader_claimed_goes_before_the_one_that_waits_for_it
     assert _ask(ground, term, 2, "queue", prefer="duplicate") == "waiting"
     assert _ask(ground, term, 1, "queue", batch="again", prefer="duplicate") == "claimed"
     assert _ask(ground, term, 2, "queue", batch="later", prefer="duplicate") == "waiting"
+
+
+def test_a_slot_whose_leader_died_before_it_said_anything_is_not_waited_for(ground: Ground) -> None:
+    """As a rule it was never sent."""
+    _ask(ground, ground.elect(), 1, "skip")
+    term = ground.next_term()
+    assert ground.doubt(term, 1) == ["unconfirmed"]
+    assert _ask(ground, term, 2, "skip") == "claimed"

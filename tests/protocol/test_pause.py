@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from celery_leaderbeat.orders import ALL
+from celery_leaderbeat.orders import ALL, Orders
 from celery_leaderbeat.tick import slot_to_us
-from tests.protocol.ground import ENTRY, Ground
+from tests.protocol.ground import ENTRY, Ground, slot
 
 SOON = timedelta(hours=1)
 
@@ -232,3 +232,36 @@ def test_a_pause_replaces_pauses_that_cannot_be_read(ground: Ground) -> None:
     assert not ground.orders.resume(ENTRY)
     ground.orders.pause(ENTRY)
     assert len(ground.orders.look()[0][ENTRY]) == 1
+
+
+def test_catching_up_reaches_back_over_a_pause_that_gave_way_to_a_longer_one(ground: Ground) -> None:
+    orders = Orders(ground.ledger, "ann")
+    begin = orders.pause("nightly")
+    orders.pause("nightly", note="longer")
+    assert orders.resume("nightly", catch_up=True)
+    (request,) = orders.look()[1]
+    assert request.since == begin
+
+
+def test_progress_of_a_request_moves_forward_only_and_brings_none_back(ground: Ground) -> None:
+    orders = Orders(ground.ledger, "ann")
+    orders.backfill("nightly", slot(1), slot(9))
+    (request,) = orders.look()[1]
+    orders.note_progress(request, slot(4))
+    orders.note_progress(request, slot(2))
+    assert orders.look()[1][0].since == slot(4)
+    orders.done_with(request)
+    orders.note_progress(request, slot(5))
+    assert orders.look()[1] == []
+
+
+def test_pauses_that_are_long_over_are_forgotten(ground: Ground) -> None:
+    orders = Orders(ground.ledger, "ann")
+    for entry in ("nightly", "daily"):
+        orders.pause(entry)
+    orders.resume("nightly")
+    pauses, _ = orders.look()
+    orders.forget_pauses(pauses, ground.store.now() - timedelta(days=30))
+    assert set(orders.look()[0]) == {"nightly", "daily"}
+    orders.forget_pauses(pauses, ground.store.now())
+    assert set(orders.look()[0]) == {"daily"}

@@ -182,15 +182,21 @@ def test_skipped_slots_are_counted_apart_from_missed_ones(ground: Ground) -> Non
     assert ground.unfinished() == set()
 
 
-def test_an_end_of_slots_with_records_alone_keeps_no_range_and_decides_nothing_further(
-    ground: Ground,
-) -> None:
+def test_an_end_of_slots_with_records_alone_outlives_them_and_decides_nothing_further(ground: Ground) -> None:
     term = ground.elect()
     ground.claim(term, 1, 2)
     ground.give_back(term.epoch, 1)
     assert ground.miss(term, 1, 1, [1]) == 1
-    assert ground.ranges() == []
+    assert ground.ranges() == [("missed", 1, 1, 1, "too late")]
     assert ground.last_decided() == 2
+
+
+def test_a_slot_that_was_asked_for_and_never_had_a_record_leaves_a_trace(ground: Ground) -> None:
+    term = ground.elect()
+    ground.claim(term, 3)
+    assert ground.miss(term, 9, 1, [9], reason="it can't be built") == 1
+    assert ground.ranges() == [("missed", 9, 9, 1, "it can't be built")]
+    assert (ground.last_decided(), ground.ledger.counts()["missed"]) == (3, 1)
 
 
 def test_a_slot_that_was_asked_for_and_is_written_off_moves_nothing_on(ground: Ground) -> None:
@@ -199,7 +205,7 @@ def test_a_slot_that_was_asked_for_and_is_written_off_moves_nothing_on(ground: G
     ground.claim(term, 9, batch="asked", request="q")
     ground.give_back(term.epoch, 9)
     assert ground.miss(term, 9, 1, [9], reason="its entry is gone") == 1
-    assert (ground.state(9), ground.last_decided(), ground.ranges()) == ("missed", 3, [])
+    assert (ground.state(9), ground.last_decided()) == ("missed", 3)
 
 
 def test_a_slot_that_is_to_be_run_again_can_be_written_off(ground: Ground) -> None:

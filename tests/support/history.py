@@ -58,7 +58,7 @@ for _name in ("slots_missed", "slots_skipped", "run_died", "slot_abandoned"):
 
 def run_lease(seconds: float) -> str:
     """For a worker: run leases of this length, in place of half a minute."""
-    return f"import celery_leaderbeat.runs\n\ncelery_leaderbeat.runs.RUN_LEASE = {seconds!r}\n"
+    return f"app.conf.leaderbeat_run_lease = {seconds!r}\n"
 
 
 def plugin(scene: Scene, *sources: str) -> dict[str, str | None]:

@@ -23,11 +23,7 @@ PATIENCE = 40.0
 
 #: Seconds that a run lease lasts, in place of the half minute that would make these tests long.
 SHORT = 2.0
-SHORT_LEASE = f"""
-import celery_leaderbeat.runs
-
-celery_leaderbeat.runs.RUN_LEASE = {SHORT}
-"""
+SHORT_LEASE = f"app.conf.leaderbeat_run_lease = {SHORT}\n"
 
 #: What can't be verified comes back sooner than after a second or two.
 SOON = """

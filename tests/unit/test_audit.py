@@ -180,15 +180,22 @@ def test_what_was_decided_and_has_no_record_is_unexplained_while_its_record_shou
 def test_a_record_is_kept_for_the_retention_or_three_periods(
     retention: float, period: float, age: float, end: str
 ) -> None:
-    found = explained(0, period, decided=99, now=period + age, retention=retention)
-    assert found[1].end == end
-    assert (found[1].reason == "its record has expired") == (end == "forgotten")
+    definition = Definition(f"interval:{round(period * 60_000_000)}us", minute(-99))
+    (found,) = explained(0, decided=99, now=age, retention=retention, definition=definition)
+    assert found.end == end
+    assert (found.reason == "its record has expired") == (end == "forgotten")
 
 
-def test_the_gap_before_a_slot_counts_as_its_period() -> None:
-    """So does the claim, which sets how long the record is kept."""
-    found = explained(0, 1, 30, decided=99, now=10, retention=60)
-    assert [slot.end for slot in found] == ["forgotten", "forgotten", "unexplained"]
+def test_the_period_of_a_slot_is_the_time_to_the_one_that_follows() -> None:
+    """So it is for the claim, which sets how long the record is kept."""
+    definition = Definition("crontab:0,1 3 * * *@UTC", minute(-99))
+    found = explained(0, 1, decided=99, now=10, retention=60, definition=definition)
+    assert [slot.end for slot in found] == ["forgotten", "unexplained"]
+
+
+def test_of_a_slot_whose_period_is_not_known_no_more_is_expected_than_the_retention() -> None:
+    found = explained(0, decided=99, now=1.1, retention=60, definition=Definition("custom", minute(-99)))
+    assert [slot.end for slot in found] == ["forgotten"]
 
 
 def test_ranges_that_are_no_longer_kept_are_forgotten_and_not_unexplained() -> None:
@@ -247,9 +254,3 @@ def test_an_audit_counts_and_picks_by_end() -> None:
         "2026-10-02T03:03:00Z",
     ]
     assert found.having("unexplained") == []
-
-
-def test_of_the_first_slot_no_more_is_expected_than_the_retention() -> None:
-    """The slot before it isn't known, and with it the period by which its record is kept."""
-    found = explained(0, 5, decided=99, now=16, retention=60)
-    assert [slot.end for slot in found] == ["forgotten", "unexplained"]

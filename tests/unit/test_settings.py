@@ -729,6 +729,7 @@ def test_the_banner_shows_effective_values_and_where_they_came_from() -> None:
         "    . leaderbeat failover -> by expiry (CELERY_LEADERBEAT_FAST_FAILOVER)",
         "    . leaderbeat publish timeout -> 3s (default), stall timeout 9s (default)",
         "    . leaderbeat slot retention -> 3600s (default)",
+        "    . leaderbeat run lease -> 30s (default)",
         "    . leaderbeat clock -> redis (default)",
         "    . leaderbeat events -> 10000 (default)",
     ]
