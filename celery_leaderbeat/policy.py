@@ -6,7 +6,8 @@ says how late a slot is sent on purpose. The other parts of a policy are carried
 A slot is overdue when nobody led as it came due, or when a newer slot of its entry is due as well because
 the leader fell behind. The rules, in this order:
 
-1. A slot that was to be sent during a pause is skipped; and while a pause is in force, so is whatever is due.
+1. A slot that was to be sent during a pause is skipped. While a pause is in force, what was to be sent before it is
+   held: nothing is decided about it, nor about fresh slots after it.
 2. A slot older than the deadline is missed.
 3. `catch_up = "none"`: a slot that came due before this leader's term is missed, and of those that came due
    within the term only the newest counts. Slots that an earlier leader decided to send and gave back are
@@ -200,6 +201,10 @@ def decide(
     judge = _Judge(policy, led_since, now, pauses or Pauses())
     verdicts = _Verdicts(policy)
     for item in due:
+        if judge.holds(item):
+            if item.returned:
+                continue
+            break
         unsent = judge.unsent(item)
         if unsent is None:
             verdicts.may_send(_Range.of(item))
@@ -218,11 +223,15 @@ class _Judge:
         self._none = policy.catch_up == "none"
         self._prompt_since = led_since - timedelta(seconds=PROMPT)
         self._pauses = pauses
-        self._paused = pauses.in_force(now)
+        self._paused = pauses.in_force(now) is not None
+
+    def holds(self, item: Due) -> bool:
+        """Whether nothing is to be decided about a slot now, because a pause is in force that it came before."""
+        return self._paused and self._pauses.covers(item.at) is None
 
     def unsent(self, item: Due) -> tuple[type[Miss] | type[Skip], str] | None:
         """What a slot becomes whatever the lookback, and why; None where it may be sent."""
-        pause = (self._pauses.covers(item.at) if self._pauses else None) or self._paused
+        pause = self._pauses.covers(item.at) if self._pauses else None
         if pause is not None:
             return Skip, pause.reason
         if self._deadline is not None and (self._now - item.at).total_seconds() > self._deadline:

@@ -135,7 +135,8 @@ class Sweep:
                 )
                 self._inherit(record, record.attempt + 1)
             elif state == "abandoned":
-                reason = f"its run on {record.worker} died as attempt {record.attempt}, and on_crash is {record.on_crash}"
+                now = self._ledger.slot(record.key)
+                reason = now.reason if now is not None else f"its run on {record.worker} died"
                 logger.error(
                     "Slot %s is abandoned: %s. Nothing runs it again but a request (`leaderbeat backfill`).",
                     record.key,

@@ -48,6 +48,7 @@ for i = 4, #KEYS do
   else
     local died = 'its run on ' .. (record[8] or '?') .. ' died'
     note('died', i, record, attempt, died)
+    redis.call('HINCRBY', KEYS[3], 'died', 1)
     if record[3] == 'rerun' and attempt < (tonumber(record[5]) or 1) then
       state = 'returned'
       redis.call('HSET', KEYS[i], 'state', state, 'attempt', whole(attempt + 1), 'reason', died,
@@ -69,7 +70,6 @@ for i = 4, #KEYS do
       state = 'died'
       redis.call('HSET', KEYS[i], 'died_at', whole(now), 'reason', died)
       redis.call('ZREM', KEYS[2], ARGV[i - 1])
-      redis.call('HINCRBY', KEYS[3], state, 1)
     end
     redis.call('PEXPIRE', KEYS[i], record[9])
   end

@@ -151,7 +151,7 @@ class _Slot:
         if self.end == "failed" and not self.ended:
             yield "no run of it has failed"
         if self.end == "abandoned":
-            attempts = max((run.attempt for run in self.runs), default=0)
+            attempts = self.slot.record.attempt
             if self.on_crash == "auto" or (self.on_crash == "rerun" and attempts < self.max_attempts):
                 yield f"it was given up after {attempts} attempts"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
+from celery_leaderbeat.term import Term
 from tests.simulation.virtual import Hub, Process
 
 __all__ = ["Body", "Journal", "Run", "Sent"]
@@ -80,6 +82,9 @@ class Journal:
     bodies: defaultdict[str, list[Body]] = field(default_factory=lambda: defaultdict(list))
     exclusive: set[str] = field(default_factory=set)
     doubtful: set[str] = field(default_factory=set)
+    _attempts: dict[str, int] = field(default_factory=dict)
+    _lease: tuple[str, int] = ("", 0)
+    _epoch: int = 0
     _latest: defaultdict[str, deque[Body]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=8))
     )
@@ -142,18 +147,47 @@ class Journal:
             self._finish(process, args, answer, state)
         else:
             slots = _slots(keys)
-            told = answer
             if script == "claim" and answer[0] == 1:
-                told = [f"{slot}: {found}" for slot, found in zip(slots, answer[1:], strict=False)]
-            self.note(process or "late", f"{script} {'' if told is not answer else slots} -> {told}")
+                self._claim(process, slots, args, answer[1:])
+                return
+            self.note(process or "late", f"{script} {slots or ''} -> {answer}")
+            if script in ("elect", "renew", "release"):
+                self._lead(script, args, answer)
             if not _DOUBTS.isdisjoint(map(str, answer if isinstance(answer, list) else ())):
                 self.doubtful.update(slots)
+
+    def _lead(self, script: str, args: Sequence[Any], answer: Any) -> None:
+        if script == "elect" and answer[0] == "elected":
+            epoch = Term.read(answer[1]).epoch
+            if epoch <= self._epoch:
+                self.violate(f"epoch {epoch} follows epoch {self._epoch}")
+            self._epoch, self._lease = epoch, (answer[1], self._lease_end(args[1]))
+        elif script == "renew" and answer[0] == 1:
+            self._lease = (args[0], self._lease_end(args[1]))
+        elif script == "release" and answer == 1:
+            self._lease = ("", 0)
+
+    def _claim(
+        self, process: Process | None, slots: Sequence[str], args: Sequence[Any], answers: Sequence[str]
+    ) -> None:
+        told = [f"{slot}: {found}" for slot, found in zip(slots, answers, strict=False)]
+        self.note(process or "late", f"claim {', '.join(told)}")
+        if "claimed" in answers and (
+            args[0] != self._lease[0] or self._lease[1] < self.hub.now // 1000 * 1000
+        ):
+            self.violate(f"{slots[0]} (or one beside it) was claimed by who doesn't lead")
+        for text, found in zip(args[3:], answers, strict=False):
+            if found == "claimed":
+                item = json.loads(text)
+                self._attempts[item["key"]] = item["attempt"]
 
     def _begin(self, process: Process | None, args: Sequence[Any], answer: Any) -> None:
         run, key = str(args[0]), str(args[9])
         self.note(process or "late", f"begin {key} #{args[2]} e{args[1]} {run[-6:]} -> {answer}")
         if answer[0] != "run":
             return
+        if int(args[2]) < self._attempts.get(key, 1):
+            self.violate(f"{key} is begun as attempt {args[2]}, and attempt {self._attempts[key]} is claimed")
         until = self._lease_end(args[6])
         if run in self.runs:
             self.runs[run].leased_until = until

@@ -66,6 +66,7 @@ def _world(server: FrozenServer, seed: int) -> World:
     return world
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", _seeds())
 def test_after_an_hour_of_chaos_every_slot_is_explained_and_no_guarantee_is_broken(
     frozen_server: FrozenServer, tell: Callable[[str], None], seed: int

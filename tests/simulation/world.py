@@ -12,12 +12,12 @@ import types
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Literal
 
 import pytest
 
-from celery_leaderbeat import dispatch, election
+from celery_leaderbeat import dispatch, election, plan
 from celery_leaderbeat import store as store_module
 from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.ledger import Ledger
@@ -44,13 +44,21 @@ RUN_LEASE = 30.0
 #: Log records of these actions tell of a fault inside the package; no fault outside of it leads there.
 _TROUBLE = ("tick_failed", "election_failed", "schedule_failed", "entry_refused", "elector_ended")
 
-#: How often replicas look at what seldom changes, where most of a story would be made of such looks.
-_UNHURRIED = (
-    (dispatch, "_SWEEP_EVERY", 5.0),
-    (dispatch, "_LOOK_EVERY", 30.0),
-    (dispatch, "_LONGEST_SLEEP", 1.0),
-    (election, "_LOOK_INTERVAL", 4.0),
-)
+#: How often replicas look at what seldom changes: most of a story's time goes there.
+_PACES = {
+    "hurried": (
+        (dispatch, "_LOOK_EVERY", 2.0),
+        (election, "_LOOK_INTERVAL", 1.0),
+        (plan, "_WAIT", timedelta(seconds=2)),
+    ),
+    "leisurely": (
+        (dispatch, "_SWEEP_EVERY", 5.0),
+        (dispatch, "_LOOK_EVERY", 30.0),
+        (dispatch, "_LONGEST_SLEEP", 1.0),
+        (election, "_LOOK_INTERVAL", 4.0),
+        (plan, "_WAIT", timedelta(seconds=1)),
+    ),
+}
 #: Applications are dear: one for the replicas, and one for each worker, for all worlds.
 _apps: list[VirtualApp] = []
 
@@ -92,10 +100,11 @@ class World:
         seed: whatever is random comes from it.
         schedule: `beat_schedule`.
         conf: more Celery settings.
-        unhurried: look less often at what seldom changes, to save the test's time.
+        pace: how often replicas look at what seldom changes.
         work: what the body of a message does.
         make_faults: what goes wrong.
         restart_after: seconds after which a dead process is started again.
+        redelivered_after: seconds after which, maybe, the broker delivers again what was with a dead worker.
     """
 
     server: FrozenServer
@@ -105,10 +114,11 @@ class World:
     workers: int = 2
     concurrency: int = 1
     conf: Mapping[str, Any] = field(default_factory=dict)
-    unhurried: bool = False
+    pace: Literal["hurried", "leisurely"] = "hurried"
     work: Callable[[Stamp, Any], Work] = lambda stamp, task: Work()
     make_faults: Callable[[World], Faults] = lambda world: Faults()
     restart_after: Callable[[World], float] = lambda world: 5.0
+    redelivered_after: Sequence[float] = (0.5, 5.0, 31.0, 34.0)
 
     def __post_init__(self) -> None:
         self.hub = Hub(BEGAN)
@@ -181,8 +191,9 @@ class World:
         }
         for name, (original, instead, where) in stand_ins.items():
             _replace(patch, name, original, instead, where)
-        for module, name, seconds in _UNHURRIED if self.unhurried else ():
-            patch.setattr(module, name, seconds)
+        for module, name, wait in _PACES[self.pace]:
+            assert hasattr(module, name), name
+            patch.setattr(module, name, wait)
 
     def _here(self) -> Process:
         process = self.hub.process
@@ -264,7 +275,7 @@ class World:
         if not process.alive:
             return
         self.hub.kill(process)
-        self.broker.lost(process, self.restart_after(self))
+        self.broker.lost(process, self.rng.choice(self.redelivered_after))
         for somebody in (*self.replicas, *self.crew):
             if somebody.process is process and self.tended:
                 self.hub.after(self.restart_after(self), somebody.start)

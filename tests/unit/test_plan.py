@@ -222,7 +222,7 @@ def test_a_long_backlog_is_counted_without_a_walk_over_it() -> None:
         Miss(after(1), now - SECOND, count - 1, REASON_LOOKBACK),
         Send(now),
     ]
-    paused = started(LATEST).decide(now, now, Pauses([Pause(after(7), now + SECOND, "x")]))
+    paused = started(LATEST).decide(now, now, Pauses([Pause(after(1), now + SECOND, "x")]))
     assert paused == [Skip(after(1), now, count, "paused: x")]
     jittered = started(Policy(jitter=0.5)).decide(now, now)
     assert sum(item.count for item in jittered if isinstance(item, Miss)) == count - 2
@@ -283,14 +283,12 @@ def test_a_slot_that_waits_in_the_queue_keeps_its_place() -> None:
     assert plan.decide(now + 0.5 * SECOND, T0) == [Send(after(5))]
 
 
-def test_a_slot_that_waits_in_the_queue_is_missed_past_its_deadline_and_skipped_in_a_pause() -> None:
+def test_a_slot_that_waits_in_the_queue_is_missed_past_its_deadline_and_held_in_a_pause() -> None:
     plan = started(Policy(overlap="queue", deadline=2), last=after(5))
     plan.give_back(after(5))
     assert plan.decide(after(8), T0)[0] == Miss(after(5), after(5), 1, deadline_reason(2), (after(5),))
-    assert plan.decide(after(6), T0, Pauses([Pause(after(6))])) == [
-        Skip(after(5), after(5), 1, "paused", (after(5),)),
-        Skip(after(6), after(6), 1, "paused"),
-    ]
+    assert plan.decide(after(6), T0, Pauses([Pause(after(6))])) == [Skip(after(6), after(6), 1, "paused")]
+    assert after(5) in plan.returned
 
 
 # Jitter
@@ -476,8 +474,8 @@ def by_the_rules(case: Case) -> list[Verdict]:
 
     def alone(slot: datetime) -> tuple[str, str] | None:
         covering = sorted((p for p in case.pauses if p.covers(case.at(slot))), key=lambda p: p.since)
-        if covering or current:
-            return "skip", (covering or [current])[0].reason  # type: ignore[union-attr]
+        if covering:
+            return "skip", covering[0].reason
         if policy.deadline is not None and (now - case.at(slot)).total_seconds() > policy.deadline:
             return "miss", deadline_reason(policy.deadline)
         return None
@@ -489,9 +487,16 @@ def by_the_rules(case: Case) -> list[Verdict]:
         for slot, item in back.items()
         if item.owed and (item.request or not current or slot in case.doomed)
     ]
-    plain = [slot for slot, item in back.items() if not item.owed]
+
+    def held(slot: datetime) -> bool:
+        return current is not None and not any(p.covers(case.at(slot)) for p in case.pauses)
+
+    plain = [slot for slot, item in back.items() if not item.owed and not held(slot)]
     queued = plain if policy.overlap == "queue" else []
-    ranked = [*(s for s in plain if s not in queued), *fresh_slots(case)]
+    fresh = list(itertools.takewhile(lambda slot: not held(slot), fresh_slots(case)))
+    cut = policy.overlap != "queue" and len(fresh) < len(fresh_slots(case))
+    first_held = fresh_slots(case)[len(fresh)] if cut else None
+    ranked = [s for s in plain if s not in queued and (first_held is None or s < first_held)] + fresh
     eligible = [slot for slot in ranked if alone(slot) is None]
     newest_fresh = [slot for slot in eligible if slot not in plain][-1:]
     prompt_since = case.led_since - PROMPT * SECOND

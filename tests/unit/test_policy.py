@@ -210,13 +210,18 @@ def test_what_was_to_be_sent_in_a_pause_is_skipped_and_not_caught_up() -> None:
     ]
 
 
-def test_a_pause_in_force_skips_also_what_was_due_before_and_is_unsent() -> None:
+def test_a_pause_in_force_holds_what_was_due_before_and_is_unsent() -> None:
+    """Its end decides: a backlog isn't lost because somebody paused the entry while it was down."""
     due = minutes(TWO, 3)
     pauses = Pauses([Pause(due[2])])
     for policy in (LATEST, ALL, NONE, Policy(deadline=1)):
-        assert decide(policy, due[1:], due[:1], led_since=NOON, now=due[2], pauses=pauses) == [
-            Skip(due[0], due[2], 3, "paused", returned=(due[0],))
-        ]
+        assert decide(policy, due[1:], due[:1], led_since=NOON, now=due[2], pauses=pauses) == []
+    over = Pauses([Pause(due[2], due[2] + SECOND)])
+    assert decide(ALL, due[1:], due[:1], led_since=NOON, now=due[2] + SECOND, pauses=over) == [
+        Send(due[0]),
+        Send(due[1]),
+        Skip(due[2], due[2], 1, "paused"),
+    ]
 
 
 def test_paused_slots_use_up_no_lookback_and_are_no_newest_slot() -> None:
@@ -372,7 +377,7 @@ def expand(situation: dict[str, Any], decisions: list[Decision]) -> list[tuple[d
             assert decision == Send(decision.slot)
             found.append((decision.slot, SENT))
         else:
-            members = [slot for slot in slots if decision.first <= slot <= decision.last]
+            members = [s for s in slots if decision.first <= s <= decision.last and s not in held(situation)]
             assert len(members) == decision.count
             assert decision.returned == tuple(slot for slot in members if slot in situation["returned"])
             kind = "skip" if isinstance(decision, Skip) else "miss"
@@ -380,29 +385,42 @@ def expand(situation: dict[str, Any], decisions: list[Decision]) -> list[tuple[d
     return found
 
 
+def pause_at(situation: dict[str, Any], instant: datetime) -> Pause | None:
+    pauses = sorted(situation["pauses"] or [], key=lambda pause: pause.since)
+    covering = [p for p in pauses if p.since <= instant and (p.until is None or p.until > instant)]
+    return covering[0] if covering else None
+
+
+def held(situation: dict[str, Any]) -> set[datetime]:
+    """The slots about which nothing is decided: from before a pause that is in force, and fresh ones after such."""
+    if pause_at(situation, situation["now"]) is None:
+        return set()
+    before = {slot for slot, at in situation["at"].items() if pause_at(situation, at) is None}
+    first = min((slot for slot in situation["due"] if slot in before), default=None)
+    return before | {slot for slot in situation["due"] if first is not None and slot >= first}
+
+
 def expected(situation: dict[str, Any]) -> dict[datetime, Verdict]:
     """The rules, written down a second time over whole lists."""
-    policy, returned, at, now = (situation[key] for key in ("policy", "returned", "at", "now"))
-    pauses = sorted(situation["pauses"] or [], key=lambda pause: pause.since)
-
-    def pause_at(instant: datetime) -> Pause | None:
-        covering = [p for p in pauses if p.since <= instant and (p.until is None or p.until > instant)]
-        return covering[0] if covering else None
+    policy, at, now = (situation[key] for key in ("policy", "at", "now"))
+    undecided = held(situation)
+    returned = [slot for slot in situation["returned"] if slot not in undecided]
+    due = [slot for slot in situation["due"] if slot not in undecided]
 
     verdicts: dict[datetime, Verdict] = {}
-    for slot in at:
-        pause = pause_at(at[slot]) or pause_at(now)
+    for slot in (*returned, *due):
+        pause = pause_at(situation, at[slot])
         if pause is not None:
             verdicts[slot] = ("skip", f"paused: {pause.note}" if pause.note else "paused")
         elif policy.deadline is not None and (now - at[slot]).total_seconds() > policy.deadline:
             verdicts[slot] = ("miss", deadline_reason(policy.deadline))
     if policy.catch_up == "none":
-        fresh = [slot for slot in situation["due"] if slot not in verdicts]
+        fresh = [slot for slot in due if slot not in verdicts]
         for slot in fresh:
             before_the_term = at[slot] < situation["led_since"] - timedelta(seconds=PROMPT)
             if before_the_term or slot != fresh[-1]:
                 verdicts[slot] = ("miss", REASON_CATCH_UP_NONE)
-    left = [slot for slot in (*returned, *situation["due"]) if slot not in verdicts]
+    left = [slot for slot in (*returned, *due) if slot not in verdicts]
     for slot in left:
         verdicts[slot] = SENT if slot in left[-policy.lookback :] else ("miss", REASON_LOOKBACK)
     return verdicts
@@ -412,7 +430,8 @@ def expected(situation: dict[str, Any]) -> dict[datetime, Verdict]:
 @given(situations())
 def test_every_slot_is_in_exactly_one_decision_in_order_of_time(situation: dict[str, Any]) -> None:
     slots = [slot for slot, _ in expand(situation, decided(situation))]
-    assert slots == [*situation["returned"], *situation["due"]]
+    everything = [*situation["returned"], *situation["due"]]
+    assert slots == [slot for slot in everything if slot not in held(situation)]
 
 
 @settings(max_examples=1_500, deadline=None)
