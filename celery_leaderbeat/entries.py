@@ -116,7 +116,7 @@ def _plan(
         # Celery's own tasks are no FencedTasks; a default that needs one isn't meant for them.
         defaults = {key: value for key, value in defaults.items() if key not in _FENCED_ONLY}
     policy = build_policy(name, own, defaults, cron_deadline if isinstance(schedule, crontab) else None)
-    _check_task(name, entry.task, tasks.get(entry.task), policy)
+    _check_task(name, entry.task, tasks.get(entry.task), policy, own or {})
     if not isinstance(schedule, BaseSchedule) and not hasattr(schedule, "remaining_estimate"):
         raise ScheduleError(f"Entry {name!r} has the schedule {schedule!r}, which has no remaining_estimate.")
     try:
@@ -125,7 +125,7 @@ def _plan(
         raise ScheduleError(f"Entry {name!r}: {exc}") from exc
 
 
-def _check_task(name: str, task_name: str, task: Any, policy: Policy) -> None:
+def _check_task(name: str, task_name: str, task: Any, policy: Policy, own: Mapping[str, Any]) -> None:
     """Refuse a policy that needs to know when a slot is done, for a task that never says so.
 
     A task that this process hasn't imported is taken on trust.
@@ -156,7 +156,8 @@ def _check_task(name: str, task_name: str, task: Any, policy: Policy) -> None:
         ("overlap", policy.overlap, ("allow",)),
     ):
         if value not in harmless:
+            origin = "" if key in own else " (from leaderbeat_policy)"
             raise PolicyError(
-                f"Entry {name!r} has {key} {value!r}, and its task {task_name} isn't a FencedTask: its slots would "
+                f"Entry {name!r} has {key} {value!r}{origin}, and its task {task_name} isn't a FencedTask: its slots would "
                 f"never be marked as done. Give the task base=FencedTask, or set {key} to {harmless[0]!r}."
             )
