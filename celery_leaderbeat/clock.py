@@ -82,6 +82,10 @@ class FleetClock:
             return 0.0
         return sample.server + (self.clock.monotonic() - sample.monotonic) - self.clock.wall()
 
+    def at(self, server: float) -> float:
+        """What the fleet's clock shows when the server's shows `server`, both in Unix seconds."""
+        return server if self.source == "redis" else server - self.offset
+
     def now(self) -> float:
         """Seconds since the Unix epoch, by the fleet's clock. Before any measurement: by this host's."""
         sample = self._sample

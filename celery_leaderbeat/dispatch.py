@@ -260,7 +260,7 @@ class Dispatcher:
         A slot whose message can't be built is decided as missed in the next round, so that the slots before
         it are claimed first.
         """
-        led_since = datetime.fromtimestamp(term.since, timezone.utc)
+        led_since = datetime.fromtimestamp(self._clock.at(term.since), timezone.utc)
         try:
             decisions = plan.decide(now, led_since, self._pauses_of(plan))
             if self._looked_in != self._round and any(isinstance(item, Skip) for item in decisions):

@@ -34,6 +34,12 @@ def check_entry(name: Any, raw: Any, build: Callable[..., Any]) -> Any:
     """
     if not isinstance(name, str) or not name:
         raise EntryError(f"Entry {name!r}: the name of an entry must be a string that isn't empty.")
+    try:
+        name.encode()
+    except UnicodeEncodeError as exc:
+        raise EntryError(
+            f"Entry {name!r}: its name can't be written as UTF-8 ({exc.reason}); rename it."
+        ) from exc
     if hasattr(raw, "schedule") and hasattr(raw, "task"):
         _check_fields(name, {"task": raw.task, "schedule": raw.schedule})
         return raw

@@ -15,7 +15,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.nodenames import gethostname
 
 from celery_leaderbeat.clock import Clock
-from celery_leaderbeat.errors import StoreError, StoreUnavailable
+from celery_leaderbeat.errors import StoreError
 from celery_leaderbeat.ledger import Ledger
 
 __all__ = ["Runs", "new_run"]
@@ -146,7 +146,7 @@ class Runs:
                     )
 
     def _finish(self, key: str, run: str, state: str, reason: str, retry_in: float) -> None:
-        """Record the end; where Redis doesn't answer, try for as long as the run lease lasts.
+        """Record the end; where Redis doesn't take it, try for as long as the run lease lasts.
 
         A run whose end isn't recorded looks like one whose worker died, so the end is worth some patience. The
         effects have happened either way, so a failure to record them is no failure of the task.
@@ -155,13 +155,11 @@ class Runs:
         while True:
             try:
                 held = self.ledger.finish(key, run, state, reason, retry_in)
-            except StoreUnavailable as exc:
+            except StoreError as exc:
                 if self._clock.monotonic() < deadline:
                     self._clock.sleep(wait)
                     wait = min(wait * 2, 2.0)
                     continue
-                self._lost(key, state, exc)
-            except StoreError as exc:
                 self._lost(key, state, exc)
             else:
                 # A retry that was begun elsewhere before this line is the run's own continuation.

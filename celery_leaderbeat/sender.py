@@ -30,7 +30,7 @@ from celery_leaderbeat.batch import Batch
 from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.debts import Debts, tell
 from celery_leaderbeat.election import Elector
-from celery_leaderbeat.errors import StoreError
+from celery_leaderbeat.errors import StoreError, StoreUnavailable, sentence
 from celery_leaderbeat.ledger import Ledger
 from celery_leaderbeat.message import Message
 from celery_leaderbeat.plan import Plan
@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 #: Bounds of the wait while the broker can't be reached, in seconds.
 _BROKER_AWAY = (0.1, 5.0)
+#: Wait before a slot whose claim Redis refused is tried again.
+_REFUSED = timedelta(minutes=1)
 #: Bounds of the wait before an entry whose message wasn't taken is tried again, in seconds.
 _NOT_TAKEN = (0.1, 60.0)
 
@@ -115,16 +117,40 @@ class Sender:
         self._batch = batch
         now = self._clock.utcnow()
         claims = batch.claims(self._settings.slot_retention, now, self._unfinished_of(batch))
+        try:
+            answers = self._ledger.claim(batch.term, batch.id, claims)
+        except StoreUnavailable:
+            raise
+        except StoreError as exc:
+            self._batch = None
+            return self._one_by_one(batch, exc)
         claimed = [
             message
-            for message, answer in zip(
-                batch.messages, self._ledger.claim(batch.term, batch.id, claims), strict=True
-            )
+            for message, answer in zip(batch.messages, answers, strict=True)
             if self._answered(message, answer)
         ]
         if claimed:
             self._publish(batch, claimed)
         self._batch = None
+        return batch.messages
+
+    def _one_by_one(self, batch: Batch, exc: StoreError) -> Sequence[Message]:
+        """Redis refuses the claim of a batch, and would again: find the slot that it is about, and leave that out."""
+        if len(batch.messages) > 1:
+            for message in batch.messages:
+                self.send(Batch(batch.term, batch.plans, [message]))
+            return batch.messages
+        (message,) = batch.messages
+        logger.error(
+            "Slot %s can't be claimed: %s. It is tried again in %d s; the other entries run.",
+            message.key,
+            sentence(exc),
+            _REFUSED.total_seconds(),
+            extra={"action": "claim_refused", "entry": message.entry, "tick_key": message.key},
+        )
+        message.handling.take()
+        message.settled = message.held = True
+        self._plans[message.entry].postpone(self._clock.utcnow() + _REFUSED)
         return batch.messages
 
     def _unfinished_of(self, batch: Batch) -> dict[str, tuple[str, ...]]:

@@ -26,6 +26,18 @@ from celery_leaderbeat.tick import slot_from_us, slot_to_us
 
 __all__ = ["Keys", "Look", "Store", "Subscription"]
 
+#: Beginnings of errors that pass: the same request may be served later.
+_FOR_A_WHILE = (
+    "BUSY ",
+    "CLUSTERDOWN",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "NOREPLICAS",
+    "OOM ",
+    "READONLY",
+    "TRYAGAIN",
+)
 #: Longest that one answer of the server may take, in seconds, where the caller sets nothing else.
 _TIMEOUT = 5.0
 
@@ -144,12 +156,13 @@ def _translated(what: str, secrets: Sequence[str]) -> Iterator[None]:
         redis.exceptions.ConnectionError,
         redis.exceptions.TimeoutError,
         redis.exceptions.ReadOnlyError,
+        redis.exceptions.OutOfMemoryError,
         OSError,
     ) as exc:
         raise StoreUnavailable(f"Redis gave no answer to {what}: {said(exc)}") from None
     except redis.exceptions.RedisError as exc:
         text = said(exc)
-        if text.startswith(("MASTERDOWN", "READONLY", "LOADING", "BUSY ")):
+        if text.startswith(_FOR_A_WHILE):
             raise StoreUnavailable(f"Redis can't serve {what} now: {text}") from None
         raise StoreError(f"Redis refused {what}: {text}") from None
     except (TypeError, ValueError) as exc:

@@ -6,17 +6,20 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from celery_leaderbeat.errors import StampError
 from celery_leaderbeat.ledger import Ledger
 from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.records import SlotRecord
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.signals import run_died, slot_abandoned
 from celery_leaderbeat.term import Term
+from celery_leaderbeat.tick import parse_tick_key
 
 __all__ = ["Sweep"]
 
 logger = logging.getLogger(__name__)
 
+_LOST = "Redis has lost its record, and with it whether it was sent"
 _REMOVED = "no entry of its name can be sent: it was removed, or refused at start"
 
 
@@ -67,9 +70,9 @@ class Sweep:
             StoreError: the ledger doesn't answer; look again.
         """
         settled: list[str] = []
-        again: list[str] = []
         for found in self._ledger.unfinished():
             if isinstance(found, str):
+                self._lost(found)
                 settled.append(found)
             elif found.state == "running":
                 self._dying[found.key] = found
@@ -77,8 +80,6 @@ class Sweep:
                 found.state == "claimed" and found.epoch < self._term.epoch and found.prefer == "duplicate"
             ):
                 self._inherit(found, found.attempt)
-                if found.attempt > 1:
-                    again.append(found.key)
             elif found.state == "claimed" and found.epoch < self._term.epoch:
                 self._doubtful[found.key] = found
             elif found.state == "claimed":
@@ -87,7 +88,7 @@ class Sweep:
                 self._ledger.give_back(found.epoch, found.batch, [found.key], "its claim came too late")
             else:
                 settled.append(found.key)
-        self._bury(again)
+        self._bury()
         return self._doubt(settled)
 
     def _doubt(self, settled: list[str]) -> bool:
@@ -104,16 +105,24 @@ class Sweep:
                 self._reports.missed(claim.entry, claim.slot, claim.slot, 1, reason)
         return bool(self._doubtful)
 
-    def _bury(self, again: list[str]) -> None:
-        """Decide about runs whose lease is over, and keep the records of slots that are to be run `again`."""
+    def _lost(self, key: str) -> None:
+        """Redis has lost the record of a slot that was to be looked after."""
+        try:
+            entry, slot = parse_tick_key(key)
+        except StampError:
+            return
+        self._ledger.write_off(self._term, "missed", entry, slot, slot, 1, _LOST, "", [key])
+        self._reports.missed(entry, slot, slot, 1, _LOST)
+
+    def _bury(self) -> None:
+        """Decide about runs whose lease is over."""
         # As with doubts: what was asked about is asked again until the answer has been seen.
         dying = list(self._dying.values())
-        keys = [*self._dying, *again]
-        if not keys:
+        if not dying:
             return
-        answers = self._ledger.crash(self._term, keys)
+        answers = self._ledger.crash(self._term, list(self._dying))
         self._dying.clear()
-        for record, state in zip(dying, answers, strict=False):
+        for record, state in zip(dying, answers, strict=True):
             if state not in ("returned", "abandoned", "died"):
                 continue
             following = {"returned": "rerun", "abandoned": "abandoned", "died": "redelivery"}[state]

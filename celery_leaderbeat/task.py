@@ -50,6 +50,8 @@ _RETRY_AFTER = (1.0, 60.0)
 _ATTEMPTS = 1_000_000
 
 _current: ContextVar[Tick | None] = ContextVar("leaderbeat_tick", default=None)
+#: The request whose body runs.
+_request: ContextVar[Any] = ContextVar("leaderbeat_request", default=None)
 
 
 class Tick:
@@ -141,7 +143,8 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = self.request
-        if request.called_directly:
+        if request.called_directly or request is _request.get():
+            # A body that calls its own task as a function goes on within its run.
             return super().__call__(*args, **kwargs)
         try:
             stamp = Stamp.from_headers(request.headers)
@@ -162,10 +165,11 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
             return self._body(Tick(stamp, run, runs), args, kwargs)
 
     def _body(self, tick: Tick | None, args: Any, kwargs: Any) -> Any:
-        token = _current.set(tick)
+        token, request_token = _current.set(tick), _request.set(self.request)
         try:
             return self.run(*args, **kwargs)
         finally:
+            _request.reset(request_token)
             _current.reset(token)
 
     def _begin(self, stamp: Stamp, run: str) -> Runs | None:

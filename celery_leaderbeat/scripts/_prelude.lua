@@ -7,11 +7,15 @@
 -- ARGV  first: how many events are kept, 0 for none
 
 local EVENTS, EVENTS_KEPT = table.remove(KEYS, 1), table.remove(ARGV, 1)
+-- How long the records of slots that somebody has to look after are kept, and ranges, in ms: 400 days. It is as long as
+-- nobody may lead without a slot being lost. The ends of slots set the time that their claims brought.
+local LONG = '34560000000'
 
 -- Writes an event: its name, then field, value, field, value, … The stream's own ids are its times.
 local function event(name, ...)
   if EVENTS_KEPT ~= '0' then
-    redis.call('XADD', EVENTS, 'MAXLEN', '~', EVENTS_KEPT, '*', 'event', name, ...)
+    -- What is in the way of events must not be in the way of the decision.
+    redis.pcall('XADD', EVENTS, 'MAXLEN', '~', EVENTS_KEPT, '*', 'event', name, ...)
   end
 end
 
@@ -68,5 +72,5 @@ local function keep_range(key, before, range)
   end
   redis.call('ZADD', key, range.last, cjson.encode(range))
   redis.call('ZREMRANGEBYRANK', key, 0, -10001)
-  redis.call('PEXPIRE', key, '34560000000')
+  redis.call('PEXPIRE', key, LONG)
 end

@@ -103,7 +103,7 @@ redis.call('HSET', KEYS[1], 'state', 'running', 'run', run, 'after', after, 'epo
   'task', ARGV[13], 'task_id', ARGV[14], 'started_at', whole(now),
   'run_until', whole(now + tonumber(ARGV[7])), 'ttl', whole(ttl))
 redis.call('HDEL', KEYS[1], 'reason', 'finished_at', 'died_at', 'waits')
-redis.call('PEXPIRE', KEYS[1], ttl)
+redis.call('PEXPIRE', KEYS[1], LONG)
 redis.call('ZADD', KEYS[5], whole(now + tonumber(ARGV[7])), ARGV[10])
 if not begun then
   redis.call('HINCRBY', KEYS[4], 'started', 1)

@@ -119,6 +119,11 @@ for i = 4, #ARGV do
         waiting = waiting or (waits and earlier and key)
       end
     end
+    if item.request ~= '' and state and state ~= 'returned' and state ~= 'claimed' then
+      -- By force, but not beside its own run.
+      local _, busy = look_at(i + 2, item.slot)
+      unfinished = unfinished or (busy and item.key)
+    end
     -- What whoever asks didn't know of stays for the next one to look at.
     for _, key in ipairs(entry and type(entry.open) == 'table' and entry.open or {}) do
       if not looked_at[keys_begin .. key] and #open < 50 then
@@ -140,7 +145,6 @@ for i = 4, #ARGV do
   end
 
   if verdict == 'waiting' and record[7] == '1' then
-    redis.call('PEXPIRE', slot, item.ttl)
     open[#open + 1] = item.key
   elseif verdict == 'claimed' or verdict == 'waiting' then
     local claims = verdict == 'claimed'
@@ -158,7 +162,7 @@ for i = 4, #ARGV do
     if item.request ~= '' then
       redis.call('HSET', slot, 'request', item.request)
     end
-    redis.call('PEXPIRE', slot, whole(ttl))
+    redis.call('PEXPIRE', slot, LONG)
     redis.call('ZADD', KEYS[3], whole(now), item.key)
     if claims then
       claimed = claimed + 1
@@ -201,9 +205,6 @@ for i = 4, #ARGV do
       entry.open = open and #open > 0 and open or nil
       redis.call('HSET', KEYS[2], item.entry, cjson.encode(entry))
     end
-  end
-  if state == 'returned' and (verdict == 'busy' or verdict == 'paused') then
-    redis.call('PEXPIRE', slot, item.ttl)
   end
   answer[#answer + 1] = verdict == 'repeated' and 'claimed' or verdict
 end

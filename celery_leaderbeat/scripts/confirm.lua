@@ -17,7 +17,7 @@ local answer = {}
 
 for i = 3, #KEYS do
   local outcome = ARGV[i]
-  local record = redis.call('HMGET', KEYS[i], 'state', 'epoch', 'key', 'batch', 'sent_at', 'entry', 'attempt', 'slot')
+  local record = redis.call('HMGET', KEYS[i], 'state', 'epoch', 'key', 'batch', 'sent_at', 'entry', 'attempt', 'slot', 'ttl')
   local state = record[1]
   if not state or record[2] ~= ARGV[1] or record[4] ~= ARGV[2] then
     answer[#answer + 1] = 'superseded'
@@ -43,6 +43,9 @@ for i = 3, #KEYS do
     end
     if state ~= 'running' then
       redis.call('ZREM', KEYS[1], record[3])
+      if state == 'sent' or state == 'unconfirmed' then
+        redis.call('PEXPIRE', KEYS[i], record[9])
+      end
     end
     answer[#answer + 1] = state
   end

@@ -3,7 +3,6 @@
 -- on_crash 'rerun': the slot is to be sent again as its next attempt, or is abandoned after the last one.
 -- on_crash 'skip': it is abandoned.
 -- 'auto': it stays as it is, since the broker may deliver the message again; the death is noted once.
--- A slot that is to be sent again is kept from expiring, however long a pause holds it back.
 --
 -- KEYS  1 lease
 --       2 unfinished
@@ -35,9 +34,7 @@ for i = 4, #KEYS do
   local state = record[1] or ''
   local ends, attempt = tonumber(record[2]) or 0, tonumber(record[4]) or 1
   if state ~= 'running' then
-    if state == 'returned' and record[9] then
-      redis.call('PEXPIRE', KEYS[i], record[9])
-    elseif state ~= 'claimed' then
+    if state ~= 'claimed' and state ~= 'returned' then
       redis.call('ZREM', KEYS[2], ARGV[i - 1])
     end
   elseif now < ends then
@@ -71,7 +68,7 @@ for i = 4, #KEYS do
       redis.call('HSET', KEYS[i], 'died_at', whole(now), 'reason', died)
       redis.call('ZREM', KEYS[2], ARGV[i - 1])
     end
-    redis.call('PEXPIRE', KEYS[i], record[9])
+    redis.call('PEXPIRE', KEYS[i], state == 'returned' and LONG or record[9])
   end
   answer[#answer + 1] = state
 end

@@ -27,7 +27,7 @@ local looked_after = {claimed = true, returned = true, running = true, wait = tr
 local answer = {1}
 
 for i = 4, #KEYS do
-  local record = redis.call('HMGET', KEYS[i], 'state', 'epoch', 'prefer', 'entry', 'slot')
+  local record = redis.call('HMGET', KEYS[i], 'state', 'epoch', 'prefer', 'entry', 'slot', 'ttl')
   local state = record[1] or ''
   if state == 'claimed' and (tonumber(record[2]) or 0) < epoch and record[3] ~= 'duplicate' then
     if now < ends then
@@ -38,6 +38,7 @@ for i = 4, #KEYS do
       redis.call('HSET', KEYS[i], 'state', state, 'reason', reason)
       -- As a rule it was never sent: no later slot waits for it.
       redis.call('HDEL', KEYS[i], 'busy_until')
+      redis.call('PEXPIRE', KEYS[i], record[6])
       redis.call('HINCRBY', KEYS[3], 'unconfirmed', 1)
       event('missed', 'entry', record[4], 'epoch', record[2], 'from', record[5], 'to', record[5], 'count', 1,
         'reason', reason)

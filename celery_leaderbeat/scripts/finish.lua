@@ -37,7 +37,8 @@ if record[1] == 'running' then
   if ARGV[3] ~= '' then
     redis.call('HSET', KEYS[1], 'reason', ARGV[3])
   end
-  redis.call('PEXPIRE', KEYS[1], record[3])
+  local kept = tonumber(record[3])
+  redis.call('PEXPIRE', KEYS[1], whole(ARGV[2] == 'retrying' and kept + tonumber(ARGV[4]) or kept))
   redis.call('ZREM', KEYS[3], record[5])
   redis.call('HINCRBY', KEYS[2], ARGV[2], 1)
   event(ARGV[2], 'entry', record[6], 'key', record[5], 'epoch', record[7], 'attempt', record[8], 'reason', ARGV[3])

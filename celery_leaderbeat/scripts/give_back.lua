@@ -19,7 +19,7 @@ for i = 2, #KEYS do
     state = 'superseded'
   elseif state == 'claimed' or state == 'unconfirmed' then
     redis.call('HSET', KEYS[i], 'state', 'returned', 'reason', ARGV[3])
-    redis.call('PEXPIRE', KEYS[i], record[4])
+    redis.call('PEXPIRE', KEYS[i], LONG)
     redis.call('ZADD', KEYS[1], now, record[3])
     event('returned', 'entry', record[6], 'key', record[3], 'epoch', ARGV[1], 'attempt', record[7] or 1,
       'reason', ARGV[3])

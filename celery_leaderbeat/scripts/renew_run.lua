@@ -13,7 +13,9 @@ for i = 2, #KEYS do
   local record = redis.call('HMGET', KEYS[i], 'state', 'run', 'ttl', 'key', 'died_at')
   if record[1] == 'running' and record[2] == ARGV[i] then
     redis.call('HSET', KEYS[i], 'run_until', ends)
-    redis.call('PEXPIRE', KEYS[i], record[3])
+    if redis.call('PTTL', KEYS[i]) < tonumber(record[3]) then
+      redis.call('PEXPIRE', KEYS[i], record[3])
+    end
     if record[5] then
       -- It had been taken for dead.
       redis.call('HDEL', KEYS[i], 'died_at', 'reason')

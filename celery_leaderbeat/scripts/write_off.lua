@@ -34,9 +34,10 @@ local entry = entry_of(redis.call('HGET', KEYS[2], ARGV[3])) or {count = 0, miss
 local counted = 0
 
 for i = 6, #KEYS do
-  local record = redis.call('HMGET', KEYS[i], 'state', 'key', 'epoch')
+  local record = redis.call('HMGET', KEYS[i], 'state', 'key', 'epoch', 'ttl')
   if record[1] == 'returned' or (record[1] == 'claimed' and (tonumber(record[3]) or 0) < tonumber(ARGV[2])) then
     redis.call('HSET', KEYS[i], 'state', state, 'reason', ARGV[7])
+    redis.call('PEXPIRE', KEYS[i], record[4])
     redis.call('ZREM', KEYS[3], record[2])
     counted = counted + 1
   end

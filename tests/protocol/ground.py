@@ -288,6 +288,10 @@ class Ground:
         left: int = self.client.pttl(self.record_key(number))
         return left
 
+    def is_kept_long(self, number: int) -> bool:
+        """Whether the record is kept as what somebody has to look after: for 400 days."""
+        return self.ttl(number) > 399 * 86_400_000
+
     def last_decided(self, entry: str = ENTRY) -> int | None:
         """The number of the entry's last decided slot."""
         text = self.client.hget(self.keys.entries, entry)

@@ -45,6 +45,8 @@ def test_a_claim_writes_record_last_decided_slot_and_sweep_list_in_one_step(grou
     assert ground.last_decided() == 1
     assert ground.unfinished() == {ground.key(1)}
     assert ground.ledger.counts()["claimed"] == 1
+    assert ground.is_kept_long(1)
+    ground.confirm(term.epoch, 1)
     assert 80_000 < ground.ttl(1) <= 90_000
 
 

@@ -356,3 +356,13 @@ def test_the_id_of_an_event_is_its_time(ground: Ground) -> None:
     ground.elect()
     ((event, _),) = ground.ledger.events()
     assert abs(int(event.partition("-")[0]) - ground.now_ms()) < 5_000
+
+
+def test_what_is_in_the_way_of_events_is_not_in_the_way_of_decisions(ground: Ground) -> None:
+    ground.client.set(ground.keys.events, "not a stream")
+    term = ground.elect()
+    ground.claim(term, 1)
+    assert ground.confirm(term.epoch, 1) == "sent"
+    ground.start(1, term.epoch)
+    assert ground.finish(1)
+    assert (ground.state(1), ground.last_decided()) == ("done", 1)

@@ -203,3 +203,11 @@ def test_run_leases_are_answered_one_by_one(ground: Ground) -> None:
     ground.start(2, epoch, "r2")
     runs = {ground.key(1): "r1", ground.key(2): "another", ground.key(3): "r3"}
     assert list(ground.ledger.renew_runs(runs, 30).values()) == [True, False, False]
+
+
+def test_a_slot_that_waits_for_its_retry_is_kept_until_that_is_due(ground: Ground) -> None:
+    term = ground.elect()
+    ground.claim(term, 1, ttl=90)
+    ground.start(1, term.epoch)
+    assert ground.ledger.finish(ground.key(1), "run", "retrying", retry_in=7200)
+    assert ground.ttl(1) > 7200 * 1000

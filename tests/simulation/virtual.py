@@ -26,7 +26,7 @@ _SPINNING = 20_000
 
 def _micros(seconds: float) -> int:
     """In µs, rounded up: who waits for a time that is still to come must not wait for nothing."""
-    return math.ceil(round(seconds * 1e6, 3))
+    return max(math.ceil(round(seconds * 1e6, 3)), 1 if seconds > 0 else 0)
 
 
 class Killed(BaseException):
