@@ -153,8 +153,8 @@ GUARDS = [
     Guard(
         "claim",
         "queue: it keeps its place",
-        "item.ttl)\n    open[#open + 1] = item.key\n",
-        "item.ttl)\n",
+        "record[7] == '1' then\n    open[#open + 1] = item.key\n",
+        "record[7] == '1' then\n",
         None,
     ),
     Guard(
@@ -267,7 +267,7 @@ GUARDS = [
         "redis.call('ZREM', KEYS[2], ARGV[i - 1])",
         _RERUN,
     ),
-    Guard("crash", "sweep list", "elseif state ~= 'claimed' then", "else", None),
+    Guard("crash", "sweep list", "if state ~= 'claimed' and state ~= 'returned' then", "if true then", None),
     Guard("doubt", "lease check", "if held ~= ARGV[1] then", "if false then", _MISSED),
     Guard("doubt", "grace", "if now < ends then", "if false then", None),
     Guard("doubt", "older epoch", "(tonumber(record[2]) or 0) < epoch and ", "", _MISSED),

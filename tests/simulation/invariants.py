@@ -97,7 +97,8 @@ class _Slot:
         self.overlap = policy.get("overlap", "allow")
         #: One slot after the other, and none is left out: what isn't finished holds up the next.
         paced = self.overlap == "queue" and policy.get("catch_up") == "all"
-        self.holds_up = paced and slot.end in ("sent", "running", "retrying", "returned")
+        unfinished = ("sent", "unconfirmed", "running", "retrying", "returned")
+        self.holds_up = paced and slot.record is not None and slot.record.state in unfinished
         self.held_up = held_up
         self.max_attempts = policy.get("max_attempts", 3)
         self.fenced = entry["task"].startswith("fenced")

@@ -439,3 +439,15 @@ def test_a_policy_that_cannot_work_is_refused_with_one_error_and_the_others_run(
     assert "unknown key 'on_crsh'" in typo
     assert "on_crash" in typo.replace("on_crsh", "")
     assert any("'attempts'" in text and "max_attempts" in text for text in errors)
+
+
+@pytest.mark.matrix("valkey")
+@pytest.mark.schedule(job("recursive"))
+def test_a_body_that_calls_its_own_task_as_a_function_goes_on_within_its_run(scene: Scene) -> None:
+    due_since(scene)
+    some_workers(scene)
+    start_beat(scene)
+    first_run(scene)
+    has_ended(scene)
+    key = slot_of(scene)
+    assert (state(scene, key), len(starts(scene, key))) == ("done", 1)

@@ -212,6 +212,16 @@ def hanging_early(self: Task, **kwargs: Any) -> str | None:
     return _hang(self, **kwargs)
 
 
+@app.task(name="project.recursive", bind=True, base=FencedTask)
+def recursive(self: Task, depth: int = 2, **kwargs: Any) -> str | None:
+    """Call itself as a function before it does its work."""
+    if depth:
+        recursive(depth - 1)
+        self.tick.check()
+        return None if depth < 2 else _run(self, **kwargs)
+    return None
+
+
 # Under the name that the `celery_setup` of pytest-celery sends; importing its module would double the start-up time.
 @app.task(name="pytest_celery.vendors.worker.tasks.ping")
 def ping() -> str:

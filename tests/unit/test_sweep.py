@@ -1,0 +1,44 @@
+"""What the sweep makes of slots that it finds in the ledger, where a real server would take too long to get there."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from celery_leaderbeat.reports import Reports
+from celery_leaderbeat.sweep import Sweep
+from celery_leaderbeat.term import Term
+
+
+class FakeLedger:
+    """Has slots to look after, and remembers what was written off."""
+
+    def __init__(self, *unfinished: Any) -> None:
+        self._unfinished = unfinished
+        self.written_off: list[tuple[Any, ...]] = []
+
+    def unfinished(self) -> list[Any]:
+        return list(self._unfinished)
+
+    def write_off(self, term: Term, state: str, *rest: Any) -> int:
+        self.written_off.append((state, *rest))
+        return 1
+
+    def doubt(self, term: Term, keys: list[str], until: float) -> list[str]:
+        return [""] * len(keys)
+
+
+def test_a_slot_whose_record_is_lost_is_missed_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    ledger = FakeLedger("bill@2026-10-02T03:00:00Z", "no tick key")
+    term = Term("v", "me", 9)
+    sweep = Sweep(None, ledger, term, {}, Reports(None), 0.0, lambda plan: None)  # type: ignore[arg-type]
+    with caplog.at_level(logging.INFO):
+        assert not sweep.run()
+    ((state, entry, *_, keys),) = ledger.written_off
+    assert (state, entry, keys) == ("missed", "bill", ["bill@2026-10-02T03:00:00Z"])
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "'bill'" in record.getMessage()
+    assert "2026-10-02T03:00:00Z is missed: Redis has lost its record" in record.getMessage()
