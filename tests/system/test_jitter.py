@@ -84,6 +84,8 @@ def test_another_leader_sends_a_slot_at_the_delay_that_the_first_had_in_mind(sce
 
     (message,) = wait_for(lambda: sent(early), PATIENCE, "the early one is sent")
     assert message.pid == first.pid
+    # A leader that dies before it has confirmed the message leaves that slot in doubt.
+    wait_for(lambda: "sent_at" in scene.slot(tick_key(early, slot)), PATIENCE, "it is confirmed")
     first.kill()
     second = leader(scene, other_than=first)
     for name in late:
