@@ -82,6 +82,9 @@ class Sweep:
                 self._inherit(found, found.attempt)
             elif found.state == "claimed" and found.epoch < self._term.epoch:
                 self._doubtful[found.key] = found
+            elif found.state == "claimed" and found.epoch > self._term.epoch:
+                # A newer leader's, which is about to publish it: this term is over, and hasn't heard of it yet.
+                continue
             elif found.state == "claimed":
                 # Ours, and no batch is under way while the sweep runs: the claim came to be after its batch was
                 # given up. Nobody will publish it.

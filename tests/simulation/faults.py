@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Literal
+
+from celery_leaderbeat.orders import Orders
 
 if TYPE_CHECKING:
     from tests.simulation.virtual import Process
@@ -110,6 +113,7 @@ class Mischief(Faults):
         self._next(self._somebody_stops, 150.0)
         self._next(self._somebody_dies, 120.0)
         self._next(self._somebody_freezes, 120.0)
+        self._next(self._somebody_gives_an_order, 60.0)
 
     def end(self) -> None:
         self.active = False
@@ -157,6 +161,22 @@ class Mischief(Faults):
             seconds = self._rng.choice((5.0, 18.0, 40.0, 100.0))
             self._world.note(f"{victim} is frozen for {seconds:g} s")
             self._hub.freeze(victim, seconds)
+
+    def _somebody_gives_an_order(self) -> None:
+        """Pause an entry for a while, run it now, or send again what wasn't done."""
+        orders = Orders(self._world.ledger(), "somebody@somewhere")
+        entry = self._rng.choice(list(self._world.schedule))
+        now = datetime.fromtimestamp(self._hub.now / 1e6, timezone.utc)
+        what = self._rng.choice(("pause", "resume", "run", "run", "backfill", "backfill"))
+        self._world.note(f"somebody asks for {entry}: {what}")
+        if what == "pause":
+            orders.pause(entry, now + timedelta(seconds=self._rng.uniform(10, 200)), "a while")
+        elif what == "resume":
+            orders.resume(entry, catch_up=self._rng.random() < 0.5)
+        elif what == "run":
+            orders.run_now(entry)
+        else:
+            orders.backfill(entry, now - timedelta(seconds=self._rng.uniform(60, 900)), now)
 
     def _victim(self) -> Process | None:
         alive = [process for process in self._world.processes() if process.alive]

@@ -95,11 +95,13 @@ class _Slot:
         self.prefer = policy.get("prefer", "missed")
         self.on_crash = policy.get("on_crash", "auto")
         self.overlap = policy.get("overlap", "allow")
-        #: One slot after the other, and none is left out: what isn't finished holds up the next.
-        paced = self.overlap == "queue" and policy.get("catch_up") == "all"
+        #: One slot after the other: what isn't finished holds up what is to be sent next.
         unfinished = ("sent", "unconfirmed", "running", "retrying", "returned")
-        self.holds_up = paced and slot.record is not None and slot.record.state in unfinished
+        queued = self.overlap == "queue"
+        self.holds_up = queued and slot.record is not None and slot.record.state in unfinished
         self.held_up = held_up
+        #: And none is left out.
+        self.paced = queued and policy.get("catch_up") == "all"
         self.max_attempts = policy.get("max_attempts", 3)
         self.fenced = entry["task"].startswith("fenced")
         self.acks_late = TASKS[entry["task"]][1]
@@ -121,11 +123,10 @@ class _Slot:
             yield from self._came_to_an_end()
 
     def _explained(self) -> Iterator[str]:
-        if self.end in ("unexplained", "forgotten", "claimed") or (
-            self.end == "overdue" and not self.held_up
-        ):
+        waits = self.paced and self.held_up
+        if self.end in ("unexplained", "forgotten", "claimed") or (self.end == "overdue" and not waits):
             yield f"{self.end} isn't an explanation"
-        if self.end == "returned" and not (self.overlap != "allow" and self.slot.record.waits):
+        if self.end == "returned" and not (self.held_up or self.slot.record.waits):
             yield "nobody has sent it again"
 
     def _sent(self) -> Iterator[str]:
@@ -139,8 +140,14 @@ class _Slot:
             yield "a duplicate was preferred"
         if self.end in _SENT and not self.copies:
             yield "no message of it has ever reached the broker"
-        if self.end in ("missed", "skipped") and self.runs:
-            yield f"it ran: {self.runs}"
+        if self.end in ("missed", "skipped"):
+            # An earlier attempt may have run, and died.
+            attempt = self.slot.record.attempt if self.slot.record else 1
+            latest = [
+                run for run in self.runs if run.attempt >= attempt or (run.ended and not self.asked_for)
+            ]
+            if latest:
+                yield f"it ran: {latest}"
 
     def _ran(self) -> Iterator[str]:
         if len(self.done) > 1:

@@ -23,7 +23,7 @@ from tests.support.faketime_server import FrozenServer
 
 _HOUR = 3600.0
 #: After the hour nothing fails any more. By the end of this, what was left behind has come to its end.
-_QUIET = 900.0
+_QUIET = 600.0
 #: Slots of the last part of the quiet may still be under way.
 _UNDER_WAY = 300.0
 

@@ -40,6 +40,8 @@ def test_the_worker_answers_pings_and_the_beats_run(celery_setup: LeaderbeatSetu
 @pytest.mark.matrix("valkey", "redis+rabbitmq")
 def test_publishes_and_runs_are_counted_apart(celery_setup: LeaderbeatSetup) -> None:
     wait_for(celery_setup.runs, 5, "a run")
+    # A worker may be quicker than the beat, which notes its publish when the broker has taken it.
+    wait_for(celery_setup.beat_publishes, 5, "a publish")
     sent, run = celery_setup.beat_publishes()[0], celery_setup.runs()[0]
     assert sent.pid == celery_setup.beats[0].pid
     assert run.pid == celery_setup.workers[0].pid

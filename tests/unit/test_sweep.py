@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from celery_leaderbeat.records import SlotRecord
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.sweep import Sweep
 from celery_leaderbeat.term import Term
@@ -18,6 +19,7 @@ class FakeLedger:
     def __init__(self, *unfinished: Any) -> None:
         self._unfinished = unfinished
         self.written_off: list[tuple[Any, ...]] = []
+        self.given_back: list[str] = []
 
     def unfinished(self) -> list[Any]:
         return list(self._unfinished)
@@ -25,6 +27,9 @@ class FakeLedger:
     def write_off(self, term: Term, state: str, *rest: Any) -> int:
         self.written_off.append((state, *rest))
         return 1
+
+    def give_back(self, epoch: int, batch: str, keys: list[str], reason: str) -> None:
+        self.given_back.append(batch)
 
     def doubt(self, term: Term, keys: list[str], until: float) -> list[str]:
         return [""] * len(keys)
@@ -42,3 +47,18 @@ def test_a_slot_whose_record_is_lost_is_missed_aloud(caplog: pytest.LogCaptureFi
     assert record.levelname == "WARNING"
     assert "'bill'" in record.getMessage()
     assert "2026-10-02T03:00:00Z is missed: Redis has lost its record" in record.getMessage()
+
+
+def _claimed(epoch: int) -> SlotRecord:
+    slot = {"state": "claimed", "entry": "bill", "slot": "0", "epoch": str(epoch), "batch": f"of {epoch}"}
+    return SlotRecord.read("bill@1970-01-01T00:00:00Z", slot)
+
+
+@pytest.mark.parametrize(("epoch", "given_back"), [(9, ["of 9"]), (10, [])])
+def test_a_leader_that_is_superseded_leaves_its_successors_claims_alone(
+    epoch: int, given_back: list[str]
+) -> None:
+    ledger = FakeLedger(_claimed(epoch))
+    sweep = Sweep(None, ledger, Term("v", "me", 9), {}, Reports(None), 0.0, lambda plan: None)  # type: ignore[arg-type]
+    assert not sweep.run()
+    assert ledger.given_back == given_back
