@@ -96,6 +96,7 @@ def sim_publisher(world: World) -> type:
                 return Outcome("unreachable", "no connection")
             if not allowed():
                 return Outcome("unsent", "this replica no longer leads")
+            world.journal.trusted(message.key, message.stamp.epoch)
             if not message.sending.take():
                 return Outcome("unsent", "it was given up")
             hub.point(f"before the publish of {message.key}")

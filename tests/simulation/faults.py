@@ -24,6 +24,14 @@ class Faults:
         """Seconds that one way to Redis takes."""
         return 0.0
 
+    def request_takes(self, timeout: float) -> float:
+        """Seconds that a request takes besides, less than `timeout`."""
+        return 0.0
+
+    def answer_takes(self, timeout: float) -> float:
+        """Seconds that an answer takes besides, less than `timeout`."""
+        return 0.0
+
     def unreachable(self, timeout: float) -> float | None:
         """None where Redis is in reach; else the seconds after which that is known."""
         return None

@@ -35,8 +35,11 @@ class Verdict:
         return ", ".join(f"{count} {end}" for end, count in sorted(self.ends.items()))
 
 
-def judge(world: World, until: datetime) -> Verdict:
-    """Judge the slots of all entries up to a time. What comes later is under way, and may look like anything."""
+def judge(world: World, until: datetime, after: datetime | None = None) -> Verdict:
+    """Judge the slots of all entries up to a time. What comes later is under way, and may look like anything.
+
+    Slots up to `after` aren't judged: Redis has lost what it knew of them.
+    """
     verdict = Verdict(broken=[*world.journal.violations, *world.journal.troubles])
     runs: defaultdict[str, list[Run]] = defaultdict(list)
     for run in world.journal.runs.values():
@@ -49,6 +52,8 @@ def judge(world: World, until: datetime) -> Verdict:
         verdict.broken += _uncounted(name, entry, audit)
         held_up = False
         for slot in audit.slots:
+            if after is not None and slot.slot <= after:
+                continue
             judged = _Slot(slot, entry, world.journal, runs[slot.key], held_up)
             held_up = held_up or judged.holds_up
             verdict.broken += [f"{slot.key} ({slot.end}: {slot.reason}): {what}" for what in judged.broken()]

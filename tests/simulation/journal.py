@@ -85,6 +85,7 @@ class Journal:
     _attempts: dict[str, int] = field(default_factory=dict)
     _lease: tuple[str, int] = ("", 0)
     _epoch: int = 0
+    _emptied: set[int] = field(default_factory=set)
     _latest: defaultdict[str, deque[Body]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=8))
     )
@@ -214,6 +215,23 @@ class Journal:
             run.ended, run.ended_at = str(args[1]), self.hub.now
         else:
             self.violate(f"{key} is {state}, and its run {run.id} was told that its end, {args[1]}, counts")
+
+    def emptied(self) -> None:
+        """Redis has lost everything: nothing that it had granted stands any more."""
+        self._emptied.add(self._epoch)
+        self._lease = ("", 0)
+        self._attempts.clear()
+        self.doubtful.update(self.bodies, self.sent)
+        for run in self.runs.values():
+            run.leased_until = min(run.leased_until, self.hub.now)
+
+    def trusted(self, key: str, epoch: int) -> None:
+        """A leader relies on its own clock for being the leader, and is about to publish."""
+        leads = Term.read(self._lease[0]).epoch if self._lease[0] else 0
+        if epoch in self._emptied:
+            return
+        if leads != epoch or self._lease[1] <= self.hub.now:
+            self.violate(f"{key} is published by who trusts in epoch {epoch}, and its lease is over")
 
     # -- effects -------------------------------------------------------------------------------------------
 

@@ -51,6 +51,13 @@ _PACES = {
         (election, "_LOOK_INTERVAL", 1.0),
         (plan, "_WAIT", timedelta(seconds=2)),
     ),
+    "brisk": (
+        (dispatch, "_SWEEP_EVERY", 4.0),
+        (dispatch, "_LOOK_EVERY", 8.0),
+        (dispatch, "_LONGEST_SLEEP", 1.0),
+        (election, "_LOOK_INTERVAL", 2.0),
+        (plan, "_WAIT", timedelta(seconds=1)),
+    ),
     "leisurely": (
         (dispatch, "_SWEEP_EVERY", 5.0),
         (dispatch, "_LOOK_EVERY", 30.0),
@@ -114,7 +121,7 @@ class World:
     workers: int = 2
     concurrency: int = 1
     conf: Mapping[str, Any] = field(default_factory=dict)
-    pace: Literal["hurried", "leisurely"] = "hurried"
+    pace: Literal["hurried", "brisk", "leisurely"] = "hurried"
     work: Callable[[Stamp, Any], Work] = lambda stamp, task: Work()
     make_faults: Callable[[World], Faults] = lambda world: Faults()
     restart_after: Callable[[World], float] = lambda world: 5.0
@@ -139,6 +146,8 @@ class World:
             Worker(self, f"worker-{n}", _apps[n], self.concurrency) for n in range(1, self.workers + 1)
         ]
         self.tended = True
+        #: When Redis lost everything the last time, in µs; 0 for never.
+        self.emptied_at = 0
 
     # -- its life ------------------------------------------------------------------------------------------
 
@@ -170,7 +179,7 @@ class World:
         # All have the same settings; to read them takes longer than all else that a process does at its start.
         self.settings = settings = Settings.from_app(self.app, warn=False)
         patch.setattr(Settings, "from_app", classmethod(lambda cls, app, warn=True: settings))
-        hub, client = self.hub, self.server.client()
+        hub, client = self.hub, self.server.quick_client()
         patch.setattr(store_module, "_client", lambda settings, timeout: client)
         threads = types.SimpleNamespace(
             Thread=lambda target, name, daemon: Thread(hub, self._here(), target), Lock=threading.Lock
@@ -251,7 +260,7 @@ class World:
         if any(process.frozen_until > self.hub.now for process in self.processes()):
             return False
         ledger = self.ledger()
-        if ledger.store.members(ledger.store.keys.unfinished):
+        if ledger.store.members(ledger.store.keys.unfinished) or ledger.store.table(ledger.store.keys.requests):
             return False
         entries = ledger.entries()
         return all(name in entries and entries[name].slot >= slot for name in self.schedule)
@@ -279,6 +288,14 @@ class World:
         for somebody in (*self.replicas, *self.crew):
             if somebody.process is process and self.tended:
                 self.hub.after(self.restart_after(self), somebody.start)
+
+    def empty_redis(self) -> None:
+        """Let the server lose everything, as after a restart without persistence."""
+        self.note("Redis has lost everything")
+        self.sync()
+        self.server.flush()
+        self.journal.emptied()
+        self.emptied_at = self.hub.now
 
     def listens(self, process: Process, channel: str, wake: Callable[[], None]) -> None:
         """A replica has subscribed to its own channel, and to wake-ups."""
