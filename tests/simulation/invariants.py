@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -46,6 +47,8 @@ def judge(world: World, until: datetime, after: datetime | None = None) -> Verdi
         runs[run.key].append(run)
     since = datetime.fromtimestamp(BEGAN / 1e6 - 1, timezone.utc)
     ledger = world.ledger()
+    # Nothing happens while the world is judged.
+    ledger.events = functools.cache(ledger.events)  # type: ignore[method-assign]
     for name, entry in world.schedule.items():
         audit = ledger.audit(name, since, until)
         verdict.ends.update(audit.counts)

@@ -73,6 +73,7 @@ class Journal:
         doubtful: slots of which a leader didn't know at some time whether they were sent.
         troubles: what the package itself didn't count on.
         violations: guarantees that were broken before everybody's eyes.
+        elected_at: when somebody was elected the last time, in µs.
     """
 
     hub: Hub
@@ -85,6 +86,7 @@ class Journal:
     _attempts: dict[str, int] = field(default_factory=dict)
     _lease: tuple[str, int] = ("", 0)
     _epoch: int = 0
+    elected_at: int = 0
     _emptied: set[int] = field(default_factory=set)
     _latest: defaultdict[str, deque[Body]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=8))
@@ -162,6 +164,7 @@ class Journal:
             epoch = Term.read(answer[1]).epoch
             if epoch <= self._epoch:
                 self.violate(f"epoch {epoch} follows epoch {self._epoch}")
+            self.elected_at = self.hub.now
             self._epoch, self._lease = epoch, (answer[1], self._lease_end(args[1]))
         elif script == "renew" and answer[0] == 1:
             self._lease = (args[0], self._lease_end(args[1]))

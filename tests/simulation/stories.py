@@ -22,7 +22,7 @@ from tests.support.faketime_server import FrozenServer
 __all__ = ["Told", "tell"]
 
 #: Seconds after which everything that was left behind has come to its end, once nothing fails any more.
-_LONGEST = 300.0
+_LONGEST = 160.0
 _BEGAN = datetime.fromtimestamp(BEGAN / 1e6, timezone.utc)
 
 
@@ -128,7 +128,7 @@ def tell(server: FrozenServer, seed: int, keep: bool = False) -> Told:
     """
     world = _world(server, seed)
     told = Told(seed)
-    trouble = world.rng.choice((20.0, 30.0, 45.0, 60.0))
+    trouble = world.rng.choice((15.0, 20.0, 30.0, 45.0))
     with world.living():
         world.start()
         world.run(world.rng.uniform(0.0, 8.0))

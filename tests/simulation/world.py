@@ -55,7 +55,7 @@ _PACES = {
         (dispatch, "_SWEEP_EVERY", 4.0),
         (dispatch, "_LOOK_EVERY", 8.0),
         (dispatch, "_LONGEST_SLEEP", 1.0),
-        (election, "_LOOK_INTERVAL", 2.0),
+        (election, "_LOOK_INTERVAL", 3.0),
         (plan, "_WAIT", timedelta(seconds=1)),
     ),
     "leisurely": (
@@ -68,6 +68,9 @@ _PACES = {
 }
 #: Applications are dear: one for the replicas, and one for each worker, for all worlds.
 _apps: list[VirtualApp] = []
+#: The package's modules, and how many modules there were of all packages when they were looked for.
+_modules: list[tuple[str, types.ModuleType]] = []
+_seen = [0]
 
 
 @dataclass(frozen=True)
@@ -91,10 +94,16 @@ def _excludes(entry: Mapping[str, Any]) -> bool:
 
 def _replace(patch: pytest.MonkeyPatch, name: str, original: Any, instead: Any, where: Sequence[str]) -> None:
     """Put something in the place of what the package's modules (or some of them) call by that name."""
-    for path, module in list(sys.modules.items()):
-        package, _, short = path.partition(".")
-        wanted = package == "celery_leaderbeat" and (not where or short in where)
-        if wanted and module.__dict__.get(name) is original:
+    if len(sys.modules) != _seen[0]:
+        _seen[0] = len(sys.modules)
+        _modules[:] = [
+            (short, module)
+            for path, module in sys.modules.items()
+            for package, _, short in [path.partition(".")]
+            if package == "celery_leaderbeat"
+        ]
+    for short, module in _modules:
+        if (not where or short in where) and module.__dict__.get(name) is original:
             patch.setattr(module, name, instead)
 
 
@@ -252,7 +261,7 @@ class World:
         """Let time pass until all slots up to this one are decided, and nothing is left to do."""
         end = self.hub.now + round(longest * 1e6)
         while self.hub.now < end and not self._settled(slot):
-            self.run(2.0)
+            self.run(4.0)
 
     def _settled(self, slot: datetime) -> bool:
         if not (self.broker.empty and all(process.alive for process in self.processes())):
@@ -290,7 +299,14 @@ class World:
                 self.hub.after(self.restart_after(self), somebody.start)
 
     def empty_redis(self) -> None:
-        """Let the server lose everything, as after a restart without persistence."""
+        """Let the server lose everything, as after a restart without persistence.
+
+        Not within the second of an election: epochs are the server's seconds where it knows nothing, and a server
+        takes longer than that to come back empty.
+        """
+        if self.journal.elected_at // 1_000_000 == self.hub.now // 1_000_000:
+            self.hub.after(1.0, self.empty_redis)
+            return
         self.note("Redis has lost everything")
         self.sync()
         self.server.flush()
