@@ -2,11 +2,13 @@
 
 PYTHON ?= python3
 ARGS ?=
+SEEDS ?= 10000
+SEED ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: venv demo test test-unit test-system test-time lint format clean
+.PHONY: venv demo test test-unit test-system test-time simulate lint format clean
 
 venv: $(STAMP)
 
@@ -33,6 +35,10 @@ test-system: $(STAMP)
 # Every time zone at every change of offset from 2000 to 2037: a quarter of an hour of computing, on two cores.
 test-time: $(STAMP)
 	@LEADERBEAT_ALL_ZONES=1 $(BIN)/python -m pytest -n 2 tests/time $(ARGS)
+
+# Short random stories, each from its number; SEED=n tells that one line by line.
+simulate: $(STAMP)
+	@$(BIN)/python -m tests.simulation.simulate $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

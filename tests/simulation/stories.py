@@ -11,6 +11,7 @@ from typing import Any
 
 from celery.schedules import crontab
 
+from celery_leaderbeat.orders import Orders
 from celery_leaderbeat.tick import Stamp
 from tests.simulation.entries import MIXES, entry
 from tests.simulation.invariants import Verdict, judge
@@ -136,7 +137,10 @@ def tell(server: FrozenServer, seed: int, keep: bool = False) -> Told:
         world.run(trouble)
         until = datetime.fromtimestamp(world.hub.now / 1e6, timezone.utc)
         world.calm()
-        # What waits is soon done now, so that the story comes to its end.
+        # What waits is soon done now, and nobody holds it back, so that the story comes to its end.
+        orders = Orders(world.ledger(), "somebody@somewhere")
+        for name in world.schedule:
+            orders.resume(name, catch_up=False)
         world.work = lambda stamp, task: Work((0.01,))
         world.run_until_settled(until, _LONGEST)
         after = None
