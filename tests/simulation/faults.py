@@ -48,6 +48,10 @@ class Faults:
         """What happens to a leader's message on its way to the broker."""
         return ""
 
+    def publish_takes(self, patience: float) -> float:
+        """Seconds that a message takes on its way to the broker, less than `patience`."""
+        return 0.0
+
     def point(self, process: Process, what: str) -> None:
         """Kill or freeze the process at this point, or don't."""
 

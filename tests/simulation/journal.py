@@ -87,6 +87,7 @@ class Journal:
     _lease: tuple[str, int] = ("", 0)
     _epoch: int = 0
     elected_at: int = 0
+    _given_up: dict[str, int] = field(default_factory=dict)
     _emptied: set[int] = field(default_factory=set)
     _latest: defaultdict[str, deque[Body]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=8))
@@ -156,6 +157,9 @@ class Journal:
             self.note(process or "late", f"{script} {slots or ''} -> {answer}")
             if script in ("elect", "renew", "release"):
                 self._lead(script, args, answer)
+            if script == "doubt":
+                given_up = [key for key, state in zip(slots, answer[1:], strict=False) if state == "unconfirmed"]
+                self._given_up.update(dict.fromkeys(given_up, self.hub.now))
             if not _DOUBTS.isdisjoint(map(str, answer if isinstance(answer, list) else ())):
                 self.doubtful.update(slots)
 
@@ -167,8 +171,12 @@ class Journal:
             self.elected_at = self.hub.now
             self._epoch, self._lease = epoch, (answer[1], self._lease_end(args[1]))
         elif script == "renew" and answer[0] == 1:
+            if args[0] != self._lease[0]:
+                self.violate(f"a lease was renewed for {args[0]}, who doesn't hold it")
             self._lease = (args[0], self._lease_end(args[1]))
         elif script == "release" and answer == 1:
+            if args[0] != self._lease[0]:
+                self.violate(f"a lease was released for {args[0]}, who doesn't hold it")
             self._lease = ("", 0)
 
     def _claim(
@@ -227,6 +235,19 @@ class Journal:
         self.doubtful.update(self.bodies, self.sent)
         for run in self.runs.values():
             run.leased_until = min(run.leased_until, self.hub.now)
+
+    def relied_on(self, lease: str, until: int, by: object) -> None:
+        """A replica would rely on its lease until this time."""
+        if lease == self._lease[0] and until > self._lease[1]:
+            self.violate(f"{by} relies on its lease for {(until - self._lease[1]) / 1e6:.6f} s beyond its end")
+
+    def published(self, key: str, by: Process, since: int) -> None:
+        """A leader, which was allowed to at `since`, publishes.
+
+        By then nobody may have said that the slot is missed, except where the leader was frozen in the meantime.
+        """
+        if key in self._given_up and by.frozen_until <= since:
+            self.violate(f"{key} is published, and counts as missed already")
 
     def trusted(self, key: str, epoch: int) -> None:
         """A leader relies on its own clock for being the leader, and is about to publish."""

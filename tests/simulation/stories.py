@@ -76,7 +76,7 @@ def _schedule(rng: random.Random) -> dict[str, dict[str, Any]]:
         if rng.random() < 0.05:
             schedule[f"cron-{number}"] = entry(task, crontab(), policy)
         else:
-            schedule[f"every-{number}"] = entry(task, rng.choice((7.0, 10.0, 15.0, 20.0, 30.0)), policy)
+            schedule[f"every-{number}"] = entry(task, rng.choice((10.0, 10.0, 15.0, 20.0, 30.0)), policy)
     return schedule
 
 
@@ -96,7 +96,7 @@ def _work_of(rng: random.Random) -> Callable[[Stamp, Any], Work]:
 
 def _world(server: FrozenServer, seed: int) -> World:
     rng = random.Random(f"story {seed}")
-    lease = rng.choice((9.0, 15.0))
+    lease = rng.choice((12.0, 18.0))
     conf: Mapping[str, Any] = {
         "leaderbeat_lease_ttl": lease,
         "leaderbeat_run_lease": rng.choice((10.0, 30.0)),

@@ -21,7 +21,7 @@ __all__ = ["DISASTERS", "KINDS", "Trouble"]
 #: Faults that strike a process at a point of its way: kind -> the chance at each, at the rate of 1.
 _STRIKES = {
     "beat killed at a point": 1 / 60,
-    "beat frozen at a point": 1 / 60,
+    "beat frozen at a point": 1 / 40,
     "worker killed at a point": 1 / 20,
     "worker frozen at a point": 1 / 30,
 }
@@ -32,6 +32,7 @@ _WAYS = {
     "request unreachable": 1 / 60,
     "request comes late": 1 / 60,
     "answer lost": 1 / 30,
+    "publish slow": 1 / 8,
     "publish unreachable": 1 / 8,
     "publish unknown": 1 / 8,
     "publish unknown, arrived": 1 / 8,
@@ -123,12 +124,15 @@ class Trouble(Mischief):
                 return outcome  # type: ignore[return-value]
         return ""
 
+    def publish_takes(self, patience: float) -> float:
+        return self._rng.uniform(0.1, 0.98) * patience if self._strikes("publish slow") else 0.0
+
     def point(self, process: Process, what: str) -> None:
         if self._strikes(f"{process.kind} killed at a point"):
             self._world.note(f"is killed {what}")
             self._world.kill(process)
         elif self._strikes(f"{process.kind} frozen at a point"):
-            seconds = self._rng.choice((0.5, 4.0, 9.0, 14.0, 20.0, 35.0))
+            seconds = self._rng.choice((0.5, 9.0, 14.0, 20.0, 35.0))
             self._world.note(f"is frozen for {seconds:g} s {what}")
             self._hub.freeze(process, seconds)
 
@@ -145,6 +149,18 @@ class Trouble(Mischief):
             disaster()
 
         return strike
+
+    def _somebody_stops(self) -> None:
+        frozen = [
+            replica
+            for replica in self._world.replicas
+            if replica.process.alive and replica.process.frozen_until > self._hub.now
+        ]
+        # Whoever tells a replica to stop as a rule has a reason.
+        if frozen and self._rng.random() < 0.5:
+            self._rng.choice(frozen).stop()
+        else:
+            super()._somebody_stops()
 
     def _something_is_delivered_again(self) -> None:
         self._world.broker.deliver_again()

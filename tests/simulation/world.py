@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import pytest
 
-from celery_leaderbeat import dispatch, election, plan
+from celery_leaderbeat import dispatch, election, plan, scheduler
 from celery_leaderbeat import store as store_module
 from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.ledger import Ledger
@@ -54,8 +54,9 @@ _PACES = {
     "brisk": (
         (dispatch, "_SWEEP_EVERY", 4.0),
         (dispatch, "_LOOK_EVERY", 8.0),
-        (dispatch, "_LONGEST_SLEEP", 1.0),
-        (election, "_LOOK_INTERVAL", 3.0),
+        (dispatch, "_LONGEST_SLEEP", 2.0),
+        (election, "_LOOK_INTERVAL", 4.0),
+        (scheduler, "_STANDBY_TICK", 4.0),
         (plan, "_WAIT", timedelta(seconds=1)),
     ),
     "leisurely": (
