@@ -54,7 +54,6 @@ class Replica:
         world.note("has stopped")
         world.kill(self.process)
 
-
     def _look_at_trust(self, scheduler: Scheduler) -> None:
         """Whether this replica would still take itself for the leader when its lease is over."""
         held = scheduler._running.elector._held if scheduler._running is not None else None

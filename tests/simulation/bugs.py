@@ -46,7 +46,9 @@ class Bug:
             self._plant_in_function(patch, self.place)
 
     def _without(self, source: str) -> str:
-        assert source.count(self.text) == 1, f"{self.name}: {self.text!r} is there {source.count(self.text)} times"
+        assert source.count(self.text) == 1, (
+            f"{self.name}: {self.text!r} is there {source.count(self.text)} times"
+        )
         return source.replace(self.text, self.instead)
 
     def _plant_in_script(self, patch: pytest.MonkeyPatch, script: str) -> None:
@@ -59,7 +61,9 @@ class Bug:
         found: dict[str, Any] = {}
         code = compile(f"from __future__ import annotations\n{without}", f"<without {self.name}>", "exec")
         exec(code, function.__globals__, found)
-        owner = {"Elector": Elector, "Sender": Sender, "Sweep": Sweep}[function.__qualname__.partition(".")[0]]
+        owner = {"Elector": Elector, "Sender": Sender, "Sweep": Sweep}[
+            function.__qualname__.partition(".")[0]
+        ]
         patch.setattr(owner, function.__name__, found[function.__name__])
 
 
@@ -105,7 +109,13 @@ BUGS = (
         "elseif false then",
         "attempt",
     ),
-    Bug("begin's run lease of the other", "begin", "elseif left > 0 then", "elseif false then", "run lease of the other"),
+    Bug(
+        "begin's run lease of the other",
+        "begin",
+        "elseif left > 0 then",
+        "elseif false then",
+        "run lease of the other",
+    ),
     Bug("begin's refusal of what has ended", "begin", "return refuse('the slot is ' .. state)", "", "ended"),
     Bug(
         "finish's run check",

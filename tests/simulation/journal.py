@@ -158,7 +158,9 @@ class Journal:
             if script in ("elect", "renew", "release"):
                 self._lead(script, args, answer)
             if script == "doubt":
-                given_up = [key for key, state in zip(slots, answer[1:], strict=False) if state == "unconfirmed"]
+                given_up = [
+                    key for key, state in zip(slots, answer[1:], strict=False) if state == "unconfirmed"
+                ]
                 self._given_up.update(dict.fromkeys(given_up, self.hub.now))
             if not _DOUBTS.isdisjoint(map(str, answer if isinstance(answer, list) else ())):
                 self.doubtful.update(slots)
@@ -239,7 +241,9 @@ class Journal:
     def relied_on(self, lease: str, until: int, by: object) -> None:
         """A replica would rely on its lease until this time."""
         if lease == self._lease[0] and until > self._lease[1]:
-            self.violate(f"{by} relies on its lease for {(until - self._lease[1]) / 1e6:.6f} s beyond its end")
+            self.violate(
+                f"{by} relies on its lease for {(until - self._lease[1]) / 1e6:.6f} s beyond its end"
+            )
 
     def published(self, key: str, by: Process, since: int) -> None:
         """A leader, which was allowed to at `since`, publishes.

@@ -151,7 +151,9 @@ def tell(server: FrozenServer, seed: int, keep: bool = False) -> Told:
             told.broken, told.about = verdict.broken, world.tell(verdict.broken)
         told.ends = verdict.ends
     told.faults = world.faults.happened
-    told.messages = sum(len(copies) for attempts in world.journal.sent.values() for copies in attempts.values())
+    told.messages = sum(
+        len(copies) for attempts in world.journal.sent.values() for copies in attempts.values()
+    )
     told.runs = len(world.journal.runs)
     told.seconds = (world.hub.now - BEGAN) / 1e6
     if keep:

@@ -270,7 +270,9 @@ class World:
         if any(process.frozen_until > self.hub.now for process in self.processes()):
             return False
         ledger = self.ledger()
-        if ledger.store.members(ledger.store.keys.unfinished) or ledger.store.table(ledger.store.keys.requests):
+        if ledger.store.members(ledger.store.keys.unfinished) or ledger.store.table(
+            ledger.store.keys.requests
+        ):
             return False
         entries = ledger.entries()
         return all(name in entries and entries[name].slot >= slot for name in self.schedule)
