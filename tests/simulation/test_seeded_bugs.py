@@ -112,10 +112,14 @@ def _nets(bug: Bug, frozen: FrozenServer, server: RedisServer) -> Iterator[str]:
 def test_a_seeded_bug_is_found_by_a_few_random_stories(
     bug: Bug, frozen_server: FrozenServer, monkeypatch: pytest.MonkeyPatch, tell: Callable[[str], None]
 ) -> None:
-    bug.plant(monkeypatch)
-    found = _by_seeds(frozen_server, bug.first, _NEAR)
+    with monkeypatch.context() as patch:
+        bug.plant(patch)
+        found = _by_seeds(frozen_server, bug.first, _NEAR)
     assert found is not None
-    tell(f"without {bug.name}: story {found.stories} from seed {bug.first} on: {found.wrong[:150]}")
+    seed = bug.first + found.stories - 1
+    with_guard = tell_seed(frozen_server, seed)
+    assert not with_guard.broken, with_guard.about
+    tell(f"without {bug.name}: seed {seed}: {found.wrong[:150]}")
 
 
 @pytest.mark.skipif(not EXHAUSTIVE, reason="LEADERBEAT_EXHAUSTIVE=1 casts all nets")

@@ -258,6 +258,13 @@ class World:
         """Let time pass."""
         self.hub.run(self.hub.now + round(seconds * 1e6), enough)
 
+    def run_and_look(self, seconds: float) -> None:
+        """Let time pass, and look at the last-decided slots now and then."""
+        while seconds > 0:
+            self.run(min(seconds, 5.0))
+            seconds -= 5.0
+            self.journal.decided({name: entry.slot for name, entry in self.ledger().entries().items()})
+
     def run_until_settled(self, slot: datetime, longest: float) -> None:
         """Let time pass until all slots up to this one are decided, and nothing is left to do."""
         end = self.hub.now + round(longest * 1e6)
