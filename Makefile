@@ -2,11 +2,13 @@
 
 PYTHON ?= python3
 ARGS ?=
+SEEDS ?= 10000
+SEED ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: venv demo test test-unit test-system test-time bench-lateness lint format clean
+.PHONY: venv demo test test-unit test-system test-time simulate bench-lateness lint format clean
 
 venv: $(STAMP)
 
@@ -37,6 +39,10 @@ test-time: $(STAMP)
 # How late a leader sends, at 200 slots a second: for an idle machine.
 bench-lateness: $(STAMP)
 	@$(BIN)/python benchmarks/lateness.py $(ARGS)
+
+# Short random stories, each from its number; SEED=n tells that one line by line.
+simulate: $(STAMP)
+	@$(BIN)/python -m tests.simulation.simulate $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
