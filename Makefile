@@ -2,11 +2,16 @@
 
 PYTHON ?= python3
 ARGS ?=
+# Of `make chaos`: how long, from which seed (one is chosen and printed), over which ledger and broker.
+MINUTES ?= 10
+SEED ?=
+TOPOLOGY ?= standalone
+BROKER ?= redis
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: venv demo test test-unit test-system test-time lint format clean
+.PHONY: venv demo test test-unit test-system test-time chaos lint format clean
 
 venv: $(STAMP)
 
@@ -33,6 +38,11 @@ test-system: $(STAMP)
 # Every time zone at every change of offset from 2000 to 2037: a quarter of an hour of computing, on two cores.
 test-time: $(STAMP)
 	@LEADERBEAT_ALL_ZONES=1 $(BIN)/python -m pytest -n 2 tests/time $(ARGS)
+
+# Faults on purpose over real processes, and the checker's verdict; the drawing goes to chaos.svg.
+chaos: $(STAMP)
+	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --topology $(TOPOLOGY) \
+		--broker $(BROKER) --svg chaos.svg $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
