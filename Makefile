@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: venv demo test test-unit test-system test-time chaos lint format clean
+.PHONY: venv demo test test-unit test-system test-time chaos bench-lateness lint format clean
 
 venv: $(STAMP)
 
@@ -43,6 +43,10 @@ test-time: $(STAMP)
 chaos: $(STAMP)
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --topology $(TOPOLOGY) \
 		--broker $(BROKER) --svg chaos.svg $(ARGS)
+
+# How late a leader sends, at 200 slots a second: for an idle machine.
+bench-lateness: $(STAMP)
+	@$(BIN)/python benchmarks/lateness.py $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
