@@ -35,6 +35,8 @@ def main() -> int:
     options = parser.parse_args()
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     setup = Setup(options.beats, options.workers, options.topology, options.broker, kind=options.server)
+    if options.keep and options.keep.exists() and any(options.keep.iterdir()):
+        parser.error(f"--keep {options.keep}: there is something in it already")
     kinds = tuple(options.faults.split(",")) if options.faults else kinds_for(options.topology)
     unknown = set(kinds) - KINDS.keys()
     if unknown:

@@ -11,6 +11,7 @@ A violation is one of
 `epoch`        two terms bore one epoch
 `unexplained`  the slot has no end, or one that the policy doesn't know, or that contradicts what was seen; or its
                message was lost where no fault explains it
+`exit`         a process ended by itself
 `harness`      the harness itself failed, and the run is worth nothing
 
 What a policy, or a broker, allows is no violation. It is counted, by its reason.
@@ -25,11 +26,11 @@ from dataclasses import dataclass, field
 from celery_leaderbeat.policy import REASON_CATCH_UP_NONE, REASON_DEADLINE, REASON_LOOKBACK
 from tests.chaos.expected import Called, called_for
 from tests.chaos.history import Body, Effect, History, Report
-from tests.chaos.schedule import CHANGING
+from tests.chaos.schedule import CHANGING, EXPIRES
 
 __all__ = ["VIOLATIONS", "Finding", "Verdict", "check"]
 
-VIOLATIONS = ("lost", "second send", "doubled", "stale", "early", "epoch", "unexplained", "harness")
+VIOLATIONS = ("lost", "second send", "doubled", "stale", "early", "epoch", "unexplained", "exit", "harness")
 
 #: The replicas go by the server's clock, which is this machine's; their measurement lags, and never leads.
 _CLOCK_ERROR = 0.05
@@ -112,6 +113,8 @@ class _Judge:
         for struck in self.history.struck:
             if struck.trouble:
                 self._find("harness", str(struck.fault), struck.trouble)
+        for exit_ in self.history.exits:
+            self._find("exit", exit_.name, f"it ended with status {exit_.status}")
         self._epochs()
         self._uncalled()
         for called in self.called.values():
@@ -349,6 +352,13 @@ class _Slot:
         if end == "done":
             return
         since = self.arrivals[0].t if self.arrivals else self.starts[0].t
+        expired = self.judge_.history.expired.get(self.key)
+        if end == "sent" and expired is not None:
+            if expired - since > EXPIRES - 1:
+                self._allow("sent, and expired before a worker had time for it")
+            else:
+                yield "unexplained", f"expired {expired - since:.1f} s after it was sent"
+            return
         last = max([a.t for a in self.arrivals] + [s.t for s in self.starts])
         if end == "begun" and self._died():
             self._allow("begun, and its worker was struck")

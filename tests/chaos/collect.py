@@ -88,10 +88,13 @@ class Collector:
         fleet = self._fleet
         bodies: list[Body] = []
         refused: defaultdict[str, list[str]] = defaultdict(list)
+        expired: dict[str, float] = {}
         for name in fleet.setup.worker_names:
             for line in read_journal(fleet.journal(name)):
                 if line["event"] in ("start", "end"):
                     bodies.append(_body(name, line))
+                elif line["event"] == "expired" and line["key"]:
+                    expired[line["key"]] = line["t"]
                 elif line.get("action") == "refused":
                     refused[line["tick_key"]].append(line["reason"])
         journals = [
@@ -114,6 +117,8 @@ class Collector:
             reports=[report for name, line in journals if (report := _report(name, line))],
             ends=dict(self._ends),
             losses=tuple(self._losses),
+            exits=tuple(fleet.exits),
+            expired=expired,
             refused=dict(refused),
             trouble=tuple(trouble),
         )

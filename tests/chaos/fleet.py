@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import signal
 import sqlite3
@@ -14,15 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.schedule import schedule_json
+from tests.chaos.schedule import CHANGING, entries, schedule_json
 from tests.chaos.tap import Tap
+from tests.support.faketime import WallClock
 from tests.support.process import Process
 from tests.support.proxy import Proxy
 from tests.support.scene import SCHEDULER, Scene
 from tests.support.servers import RabbitServer, RedisServer, require
-from tests.support.waits import wait_for
+from tests.support.waits import WaitTimeout, wait_for
 
-__all__ = ["CONF", "Fleet", "Life", "Setup"]
+__all__ = ["CONF", "Exit", "Fleet", "Life", "Setup"]
 
 #: Short leases, so that faults of seconds outlast them. What a worker took and didn't begin comes back soon.
 CONF: Mapping[str, Any] = {
@@ -51,6 +51,10 @@ class Setup:
         broker: `redis` (another database of the ledger; with Sentinel a server of its own) or `rabbitmq`.
         scheduler: the scheduler's import path.
         kind: of the Redis server: `valkey`, `redis`, `redis62`.
+        stamped: whether its messages bear stamps. Where they don't, entries have a header with their name, and those
+            that a deploy changes are left out.
+        beat_args: more arguments of `celery beat`.
+        clocks: whether the beats' wall clocks can be set (by libfaketime).
     """
 
     beats: int = 3
@@ -59,6 +63,9 @@ class Setup:
     broker: str = "redis"
     scheduler: str = SCHEDULER
     kind: str = "valkey"
+    clocks: bool = True
+    stamped: bool = True
+    beat_args: tuple[str, ...] = ()
     conf: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -87,6 +94,15 @@ class Life:
     version: int
 
 
+@dataclass(frozen=True)
+class Exit:
+    """That a process ended by itself, though nobody had killed or stopped it."""
+
+    t: float
+    name: str
+    status: int | None
+
+
 class Fleet:
     """All processes of a run.
 
@@ -101,13 +117,19 @@ class Fleet:
         self.directory = directory
         self.offset = time.time() - time.monotonic()
         self.effects = directory / "effects.sqlite"
-        self.tap = Tap(self.offset)
+        self.tap = Tap(self.offset, setup.stamped)
         self.lives: list[Life] = []
         self.version = 0
+        self.exits: list[Exit] = []
         self.links: dict[str, Proxy] = {}
+        self.clocks: dict[str, WallClock] = {}
         self.processes: dict[str, Process] = {}
         self._versions: dict[str, int] = {}
         self._lock = threading.Lock()
+        #: Processes that are down on purpose: nobody but who took them down starts them again.
+        self._down: set[str] = set()
+        self._over = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
         self._own_rabbit: RabbitServer | None = None
         self._rabbit = rabbit
         self.ledger = RedisServer(
@@ -135,6 +157,9 @@ class Fleet:
         scene = self.scene = Scene(self.directory, self.ledger, rabbit, conf={**CONF, **self.setup.conf})
         if self.setup.broker == "redis":
             scene.conf["broker_transport_options"] = _VISIBILITY
+        else:
+            # The broker never restarts here. For messages on disk it says only every 200 ms or so that it has them.
+            scene.conf["task_default_delivery_mode"] = "transient"
         for name in (*self.setup.beat_names, *self.setup.worker_names):
             self._connect(name)
         for name in self.setup.worker_names:
@@ -143,14 +168,18 @@ class Fleet:
             )
         for name in self.setup.beat_names:
             self.processes[name] = scene.start_beat(
-                scheduler=self.setup.scheduler, env=self._env(name), wait=False
+                scheduler=self.setup.scheduler, args=self.setup.beat_args, env=self._env(name), wait=False
             )
         for name, process in self.processes.items():
             self._lives(name)
             process.wait_for_log(process.ready_prompt, 60)  # type: ignore[attr-defined]
+        self._supervisor.start()
 
     def stop(self) -> None:
         """Kill everything."""
+        self._over.set()
+        if self._supervisor.is_alive():
+            self._supervisor.join(10)
         if self.scene is not None:
             self.scene.close()
         self.ledger.stop()
@@ -175,10 +204,12 @@ class Fleet:
         assert scene is not None
         broker = self.links[f"{name}:broker"]
         is_beat = name in self.setup.beat_names
+        ledger = self.links[f"{name}:ledger"].redis_url(scene.LEDGER_DB)
         env = {
             **scene.env(
-                schedule=schedule_json(self.version) if is_beat else {},
-                ledger_url=self.links[f"{name}:ledger"].redis_url(scene.LEDGER_DB),
+                conf={"redbeat_redis_url": ledger} if "redbeat" in self.setup.scheduler else None,
+                schedule=self._schedule() if is_beat else {},
+                ledger_url=ledger,
                 broker_url=broker.amqp_url(scene.vhost)
                 if scene.rabbit
                 else broker.redis_url(scene.BROKER_DB),
@@ -190,23 +221,26 @@ class Fleet:
             "CHAOS_EFFECTS": str(self.effects),
             "CHAOS_OFFSET": repr(self.offset),
         }
-        library = faketime()
-        if is_beat and library is not None:
-            self._clock_file(name).write_text("+0\n")
-            env |= {
-                "LD_PRELOAD": str(library),
-                "DONT_FAKE_MONOTONIC": "1",
-                "FAKETIME_NO_CACHE": "1",
-                "FAKETIME_TIMESTAMP_FILE": str(self._clock_file(name)),
-            }
+        if is_beat and self.setup.clocks:
+            self.clocks[name] = WallClock(self.directory / f"{name}.clock")
+            env |= self.clocks[name].env
         return env
+
+    def _schedule(self) -> dict[str, Any]:
+        if self.setup.stamped:
+            return schedule_json(self.version)
+        return {
+            name: {
+                **{key: value for key, value in entry.spec().items() if key != "policy"},
+                "options": {"headers": {"chaos_entry": name}},
+            }
+            for name, entry in entries(self.version).items()
+            if name not in CHANGING
+        }
 
     def journal(self, name: str) -> Path:
         """Where a process writes what it does."""
         return self.directory / f"{name}.journal"
-
-    def _clock_file(self, name: str) -> Path:
-        return self.directory / f"{name}.clock"
 
     def _lives(self, name: str) -> None:
         version = self._versions.setdefault(name, self.version)
@@ -214,36 +248,50 @@ class Fleet:
 
     # What can befall it
 
+    def _supervise(self) -> None:
+        """Start what has ended by itself again, as an init would, and note it."""
+        while not self._over.wait(0.25):
+            for name, process in self.processes.items():
+                with self._lock:
+                    if name not in self._down and process.status == "exited":
+                        self.exits.append(Exit(self.now(), name, process.exit_code))
+                        self._start(name)
+
+    def _start(self, name: str) -> None:
+        self.processes[name].start()
+        self._lives(name)
+
+    def kill(self, name: str) -> None:
+        """Kill a process; it stays down until it is revived."""
+        with self._lock:
+            self._down.add(name)
+        self.processes[name].kill()
+
     def revive(self, name: str) -> None:
-        """Start a process that has died again, with the version of the code that it had."""
-        process = self.processes[name]
-        if process.status != "running":
-            process.start()
-            self._lives(name)
+        """Start a process that was killed again, with the version of the code that it had."""
+        with self._lock:
+            self._start(name)
+            self._down.discard(name)
 
     def deploy(self) -> None:
         """Stop each beat and start it with the next version of the code, one after the other."""
-        with self._lock:
-            self.version += 1
-            for name in self.setup.beat_names:
-                beat = self.processes[name]
-                beat.terminate()
-                with contextlib.suppress(AssertionError):
-                    beat.wait(4)
-                beat.kill()
-                beat.env["LB_SCHEDULE"] = json.dumps(schedule_json(self.version))
-                self._versions[name] = self.version
-                beat.start()
-                self._lives(name)
-                wait_for(lambda beat=beat: beat.find("beat: Starting...") or beat.status == "exited", 20)
+        self.version += 1
+        for name in self.setup.beat_names:
+            beat = self.processes[name]
+            with self._lock:
+                self._down.add(name)
+            beat.terminate()
+            with contextlib.suppress(WaitTimeout):
+                beat.wait(4)
+            beat.kill()
+            beat.env["LB_SCHEDULE"] = json.dumps(self._schedule())
+            self._versions[name] = self.version
+            self.revive(name)
+            wait_for(lambda beat=beat: beat.find("beat: Starting...") or beat.status == "exited", 20)
 
     def step_clock(self, name: str, seconds: float) -> None:
         """Set a beat's wall clock so far ahead, or back."""
-        path = self._clock_file(name)
-        # In one piece: the library reads it at any moment.
-        fresh = path.with_suffix(".new")
-        fresh.write_text(f"{seconds:+g}\n" if seconds else "+0\n")
-        fresh.replace(path)
+        self.clocks[name].set(seconds)
 
     def restart_ledger(self, down: float, wait: Callable[[float], None]) -> None:
         """Kill the ledger's server and start it again after a while; it keeps its data."""
@@ -264,22 +312,13 @@ class Fleet:
             self.ledger.start()
         for name, process in self.processes.items():
             process.thaw()
-            if name in self.setup.beat_names:
+            if name in self.clocks:
                 self.step_clock(name, 0)
-            self.revive(name)
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a process or to the ledger's server."""
         process = self.ledger if name == "ledger" else self.processes[name]
         process.kill(number)
-
-
-def faketime() -> Path | None:
-    """The library by which a beat's wall clock steps while its monotonic clock stays real; None without it."""
-    spec = importlib.util.find_spec("libfaketime")
-    if spec is None or spec.origin is None:
-        return None
-    return next(iter(sorted(Path(spec.origin).parent.rglob("libfaketime.so*"))), None)
 
 
 def _make_effects(path: Path) -> None:

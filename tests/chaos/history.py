@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.chaos.fleet import Life
+from tests.chaos.fleet import Exit, Life
 from tests.chaos.nemesis import Struck
 from tests.chaos.schedule import Entry
 from tests.chaos.tap import Arrival
@@ -103,6 +103,9 @@ class History:
         began: from when on slots are judged; ended: until when. The faults happened in between.
         versions: version of the code -> its entries by name.
         ends: tick key -> what the audit says.
+        exits: processes that ended though nobody had stopped them.
+        expired: tick key -> when a worker discarded a message of it because it had expired.
+        refused: tick key -> for which reasons workers refused messages of it.
         trouble: what makes the run worthless: the harness failed.
     """
 
@@ -121,5 +124,7 @@ class History:
     reports: Sequence[Report] = ()
     ends: Mapping[str, End] = field(default_factory=dict)
     losses: Sequence[Loss] = ()
+    exits: Sequence[Exit] = ()
+    expired: Mapping[str, float] = field(default_factory=dict)
     refused: Mapping[str, Sequence[str]] = field(default_factory=dict)
     trouble: Sequence[str] = ()

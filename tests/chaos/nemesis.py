@@ -76,7 +76,7 @@ class Nemesis:
 
     def kill(self, fault: Fault) -> None:
         """SIGKILL, and a new process after a while."""
-        self._fleet.signal(fault.target, signal.SIGKILL)
+        self._fleet.kill(fault.target)
         self._wait(fault.seconds)
         self._fleet.revive(fault.target)
 

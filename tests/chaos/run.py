@@ -22,9 +22,9 @@ __all__ = ["Outcome", "run"]
 #: After the election, entries that are new have been registered within this time, in seconds.
 _REGISTERED = 3.0
 #: Longest that is waited for the slots to come to their ends after the last fault, in seconds.
-_SETTLE = 60.0
+_SETTLE = 90.0
 #: What isn't over once nothing has changed for this long, isn't going to be.
-_QUIET = 15.0
+_QUIET = 25.0
 
 
 @dataclass(frozen=True)

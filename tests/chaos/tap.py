@@ -17,6 +17,8 @@ _STAMP = re.compile(
     rb'.{0,300}?leaderbeat_attempt(?:": ([0-9]+)|I(.{4})|[Ll](.{8})|b(.)|[si](.{2,4}))',
     re.DOTALL,
 )
+#: Of schedulers that stamp nothing: the entry's name, in a header that the entry has for this.
+_NAME = re.compile(rb'chaos_entry(?:": "|S.{4})([a-z0-9-]+)(?=[^a-z0-9-])', re.DOTALL)
 #: A stamp isn't longer than this.
 _LONGEST = 1024
 
@@ -37,9 +39,11 @@ class Tap:
 
     Parameters:
         offset: what is added to the monotonic clock for Unix time.
+        stamped: whether messages bear stamps; of others the key is the entry's name.
     """
 
     offset: float
+    stamped: bool = True
     arrivals: list[Arrival] = field(default_factory=list)
     _tails: dict[tuple[str, int], bytes] = field(default_factory=dict)
 
@@ -47,10 +51,15 @@ class Tap:
         """These bytes of a beat's connection have gone to the broker."""
         text = self._tails.get((beat, connection), b"") + data
         begin = 0
-        for match in _STAMP.finditer(text):
+        for match in (_STAMP if self.stamped else _NAME).finditer(text):
             begin = match.end()
             self.arrivals.append(
-                Arrival(time.monotonic() + self.offset, beat, match[1].decode(), _attempt(match))
+                Arrival(
+                    time.monotonic() + self.offset,
+                    beat,
+                    match[1].decode(),
+                    _attempt(match) if self.stamped else 1,
+                )
             )
         self._tails[beat, connection] = text[max(begin, len(text) - _LONGEST) :]
 

@@ -19,6 +19,7 @@ import time
 from typing import Any
 
 from celery import Celery, Task
+from celery.signals import task_revoked
 
 from celery_leaderbeat import FencedTask, signals
 
@@ -61,6 +62,14 @@ def _skipped(sender: Any, entry: str, first: Any, last: Any, count: int, reason:
 
 
 signals.slots_skipped.connect(_skipped, weak=False)
+
+
+def _revoked(sender: Any, request: Any, expired: bool, **_: Any) -> None:
+    if expired:
+        note("expired", key=request.headers.get("leaderbeat_tick_key"), expires=str(request.expires))
+
+
+task_revoked.connect(_revoked, weak=False)
 
 
 # The effect

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.draw import draw
-from tests.chaos.fleet import Setup, faketime
+from tests.chaos.fleet import Setup
 from tests.chaos.plan import kinds_for
 from tests.chaos.report import report
 from tests.chaos.run import run
+from tests.support.faketime import faketime_library
 from tests.support.servers import require
 
 SEED = int(os.environ.get("LEADERBEAT_CHAOS_SEED", "20261130"))
@@ -27,7 +28,8 @@ def test_two_minutes_of_chaos_lose_double_and_leave_nothing_unexplained(
     tmp_path: Path, tell: Callable[[str, str], None]
 ) -> None:
     require("valkey")
-    kinds = tuple(kind for kind in kinds_for("standalone") if faketime() or kind != "clock step")
+    faketime_library()
+    kinds = kinds_for("standalone")
     # Fewer workers than `make chaos` has: other tests run beside this one.
     outcome = run(Setup(beats=3, workers=2), tmp_path, seed=SEED, seconds=60 * MINUTES, kinds=kinds)
     text = report(outcome.history, outcome.verdict)

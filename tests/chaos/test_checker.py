@@ -11,7 +11,7 @@ import pytest
 
 from celery_leaderbeat.tick import tick_key
 from tests.chaos.checker import check
-from tests.chaos.fleet import Life
+from tests.chaos.fleet import Exit, Life
 from tests.chaos.history import End, Term
 from tests.chaos.nemesis import Struck
 from tests.chaos.plan import Fault
@@ -188,6 +188,20 @@ def test_a_fault_that_the_harness_could_not_do_spoils_the_run() -> None:
     story.fault("kill", "worker0")
     story.struck[0] = replace(story.struck[0], trouble="OSError()")
     assert [kind for kind, _ in story.violations()] == ["harness"]
+
+
+def test_a_message_that_expired_before_its_time_is_found_and_one_in_time_is_not() -> None:
+    story = Story()
+    story.forget_run(LATE)
+    history = story.history()
+    soon = check(replace(history, expired={key(LATE): SLOTS[2] + 1.0}))
+    assert [(finding.kind, finding.key) for finding in soon.findings] == [("unexplained", key(LATE))]
+    assert check(replace(history, expired={key(LATE): SLOTS[2] + 20.5})).findings == []
+
+
+def test_a_process_that_ends_by_itself_is_found() -> None:
+    history = replace(Story().history(), exits=[Exit(BEGAN + 5, "beat0", 1)])
+    assert [finding.kind for finding in check(history).findings] == ["exit"]
 
 
 # What a policy allows is counted, and is no violation.
