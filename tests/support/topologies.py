@@ -12,7 +12,7 @@ from redis.crc import key_slot
 from tests.support.servers import Kind, RedisServer, free_port
 from tests.support.waits import wait_for
 
-__all__ = ["Cluster", "Sentinels", "start_cluster", "start_sentinels"]
+__all__ = ["Cluster", "Sentinels", "follows", "start_cluster", "start_sentinels"]
 
 
 @dataclass
@@ -200,11 +200,13 @@ def start_cluster(
             "CLUSTER", "REPLICATE", primary.client().execute_command("CLUSTER", "MYID")
         )
     for replica in nodes[count:]:
-        wait_for(_follows(replica), 20, f"{replica.name} follows its primary")
+        wait_for(follows(replica), 20, f"{replica.name} follows its primary")
     return Cluster(nodes[:count], nodes[count:])
 
 
-def _follows(replica: RedisServer) -> Callable[[], bool]:
+def follows(replica: RedisServer) -> Callable[[], bool]:
+    """Whether a server is a replica with a link to its primary, to be waited for."""
+
     def look() -> bool:
         state = replica.client().info("replication")
         return state["role"] == "slave" and state["master_link_status"] == "up"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.support.scene import Scene, keys_of
+from tests.support.scene import Scene, keys_of, leader
 from tests.support.servers import RedisServer, require
 from tests.support.topologies import Sentinels, start_sentinels
 from tests.support.waits import wait_for
@@ -138,3 +138,25 @@ def test_a_url_of_a_read_only_replica_is_said_with_the_remedy(scene: Scene, star
     with pytest.raises(redis.exceptions.ReadOnlyError):
         group.replica.client().set("x", "1")
     check(scene, [beat])
+
+
+@pytest.mark.schedule(SCHEDULE)
+@pytest.mark.conf(leaderbeat_lease_ttl=3)
+def test_a_lease_that_comes_back_with_lost_writes_is_taken_over_with_a_higher_epoch(scene: Scene) -> None:
+    first = scene.start_beat()
+    leader(scene, PATIENCE)
+    old = scene.redis.get(scene.key("lease"))
+    second = scene.start_beat()
+    second.wait_for_log("Standing by", PATIENCE)
+    first.kill()
+    leader(scene, PATIENCE, other_than=first)
+    since = scene.lease().epoch
+    # As a replica has it that was cut off meanwhile.
+    scene.redis.set(scene.key("lease"), old, px=120_000)
+    scene.redis.delete(scene.key("epoch"))
+    second.wait_for_log("has come back, though epoch", PATIENCE)
+    leader(scene, PATIENCE, other_than=first)
+    assert scene.lease().epoch > since
+    sent = len(scene.publishes())
+    wait_for(lambda: len(scene.publishes()) > sent, PATIENCE, "the sequence goes on")
+    check(scene, [second])
