@@ -87,6 +87,8 @@ for i = 4, #ARGV do
   if not state then
     verdict = (ahead or item.request ~= '') and 'claimed' or 'decided'
   elseif state == 'claimed' and owner == epoch and record[3] == batch then
+    -- Written again, so that who waits for replicas waits for those that have the claim.
+    redis.call('PEXPIRE', slot, LONG)
     verdict = 'repeated'
   elseif item.attempt < attempt then
     verdict = stands
