@@ -1043,6 +1043,8 @@ def test_a_changed_schedule_or_zone_has_another_fingerprint() -> None:
         cron(minute=0),
         cron("Asia/Tokyo", minute=0),
         Zoned(0, tz="Europe/Berlin", app=app()),
+        Zoned(0, tz=timezone(timedelta(hours=1), "CET"), app=app()),
+        Zoned(0, tz=timezone(timedelta(hours=2), "CET"), app=app()),
         OfficeHours(60, app=app()),
         OnTheHourByDue(app=app()),
         OnTheHourByEstimate(app=app()),
