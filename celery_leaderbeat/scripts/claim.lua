@@ -8,7 +8,8 @@
 -- Of an entry with an overlap policy, nothing is claimed while an earlier slot is unfinished: it is skipped, or one
 -- slot waits (it is recorded as given back). Later attempts, requests and paced slots ask again.
 -- The same batch asking again (the answer had been lost) gets the same answer, but for a slot that was skipped.
--- The last-decided slot of the entry moves forward with the claim, and never back.
+-- The last-decided slot of the entry moves forward with the claim, also where it shows that the slot was decided
+-- before, and never back.
 --
 -- KEYS  1 lease
 --       2 entries: hash of entry -> {slot, fingerprint, count, missed, skipped, open, removed}; open are the tick keys
@@ -87,6 +88,8 @@ for i = 4, #ARGV do
   if not state then
     verdict = (ahead or item.request ~= '') and 'claimed' or 'decided'
   elseif state == 'claimed' and owner == epoch and record[3] == batch then
+    -- Written again, so that who waits for replicas waits for those that have the claim.
+    redis.call('PEXPIRE', slot, LONG)
     verdict = 'repeated'
   elseif item.attempt < attempt then
     verdict = stands
@@ -207,6 +210,12 @@ for i = 4, #ARGV do
       entry.open = open and #open > 0 and open or nil
       redis.call('HSET', KEYS[2], item.entry, cjson.encode(entry))
     end
+  elseif ahead and state and verdict ~= 'paused' and verdict ~= 'busy' and verdict ~= 'repeated' then
+    -- Decided before a clock was set back. Whoever leads next mustn't take it for one that was left out.
+    entry = entry or {count = 0, missed = 0}
+    entry.slot = item.slot
+    entry.fingerprint = item.fingerprint
+    redis.call('HSET', KEYS[2], item.entry, cjson.encode(entry))
   end
   answer[#answer + 1] = verdict == 'repeated' and 'claimed' or verdict
 end

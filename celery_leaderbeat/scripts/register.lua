@@ -79,7 +79,15 @@ for i = 5, #ARGV, 2 do
     if tonumber(entry.slot) > horizon then
       kind = 'reset'
       entry.slot = now
-      redis.call('ZREMRANGEBYSCORE', unsent, '(' .. now, '+inf')
+      -- What was missed in the time to come will be decided about anew; what lies before stays explained.
+      for _, text in ipairs(redis.call('ZRANGEBYSCORE', unsent, '(' .. now, '+inf')) do
+        local readable, range = pcall(cjson.decode, text)
+        redis.call('ZREM', unsent, text)
+        if readable and type(range) == 'table' and (tonumber(range.first) or math.huge) <= tonumber(now) then
+          range.last, range.count = now, 0
+          redis.call('ZADD', unsent, now, cjson.encode(range))
+        end
+      end
     end
     entry.fingerprint = fingerprint
     entry.removed = nil

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from celery_leaderbeat import store as store_module
-from celery_leaderbeat.election import Elector
+from celery_leaderbeat.lease import Lease
 from celery_leaderbeat.sender import Sender
 from celery_leaderbeat.sweep import Sweep
 
@@ -61,9 +61,7 @@ class Bug:
         found: dict[str, Any] = {}
         code = compile(f"from __future__ import annotations\n{without}", f"<without {self.name}>", "exec")
         exec(code, function.__globals__, found)
-        owner = {"Elector": Elector, "Sender": Sender, "Sweep": Sweep}[
-            function.__qualname__.partition(".")[0]
-        ]
+        owner = {"Lease": Lease, "Sender": Sender, "Sweep": Sweep}[function.__qualname__.partition(".")[0]]
         patch.setattr(owner, function.__name__, found[function.__name__])
 
 
@@ -85,9 +83,9 @@ BUGS = (
     Bug("the compare in renew", "renew", "if held ~= ARGV[1] then", "if false then", "compare"),
     Bug(
         "the trust window's begin and margin",
-        Elector._trust,
-        "sent + self.settings.lease_ttl - self.settings.margin",
-        "self._monotonic() + self.settings.lease_ttl",
+        Lease._trust,
+        "sent + self._settings.lease_ttl - self._settings.margin",
+        "self._monotonic() + self._settings.lease_ttl",
     ),
     Bug(
         "the trust before each publish",

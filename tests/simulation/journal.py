@@ -198,7 +198,9 @@ class Journal:
                 self._attempts[item["key"]] = item["attempt"]
                 self._claims[item["key"]] = int(args[1])
                 if item["attempt"] > item["max_attempts"] and not item["request"]:
-                    self.violate(f"{item['key']} is claimed as attempt {item['attempt']} of {item['max_attempts']}")
+                    self.violate(
+                        f"{item['key']} is claimed as attempt {item['attempt']} of {item['max_attempts']}"
+                    )
 
     def _begin(self, process: Process | None, args: Sequence[Any], answer: Any) -> None:
         run, key = str(args[0]), str(args[9])
@@ -208,7 +210,9 @@ class Journal:
         if int(args[2]) < self._attempts.get(key, 1):
             self.violate(f"{key} is begun as attempt {args[2]}, and attempt {self._attempts[key]} is claimed")
         if answer[1] in ("claimed", "sent", "unconfirmed") and int(args[1]) < self._claims.get(key, 0):
-            self.violate(f"{key} is begun under epoch {args[1]}, and epoch {self._claims[key]} has claimed it")
+            self.violate(
+                f"{key} is begun under epoch {args[1]}, and epoch {self._claims[key]} has claimed it"
+            )
         until = self._lease_end(args[6])
         if run in self.runs:
             self.runs[run].leased_until = until

@@ -190,7 +190,9 @@ class World:
         self.settings = settings = Settings.from_app(self.app, warn=False)
         patch.setattr(Settings, "from_app", classmethod(lambda cls, app, warn=True: settings))
         hub, client = self.hub, self.server.quick_client()
-        patch.setattr(store_module, "_client", lambda settings, timeout: client)
+        patch.setattr(
+            store_module, "make_client", lambda target, options, timeout, prefix: (client, lambda: None)
+        )
         threads = types.SimpleNamespace(
             Thread=lambda target, name, daemon: Thread(hub, self._here(), target), Lock=threading.Lock
         )

@@ -1,0 +1,33 @@
+"""A standby's watch over one term: whether its holder is gone. Pure."""
+
+from __future__ import annotations
+
+from celery_leaderbeat.term import Term
+
+__all__ = ["Watch"]
+
+#: A holder is gone when two looks this far apart (seconds) find no subscription.
+_GONE_AFTER = 1.0
+
+
+class Watch:
+    """What a standby has seen of one value of the lease.
+
+    A holder that nobody has ever seen subscribed may be one whose subscription isn't visible; its lease is
+    waited for.
+    """
+
+    def __init__(self, term: Term) -> None:
+        self.term = term
+        self._sighted = term.watched
+        self._gone_since: float | None = None
+
+    def gone(self, subscribers: int | None, now: float) -> bool:
+        """Take a look: how many subscribe to the holder's channel at `now` (None: the server didn't say)."""
+        self._sighted = self._sighted or bool(subscribers)
+        if subscribers != 0 or not self._sighted:
+            self._gone_since = None
+            return False
+        if self._gone_since is None:
+            self._gone_since = now
+        return now - self._gone_since >= _GONE_AFTER
