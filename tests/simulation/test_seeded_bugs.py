@@ -108,21 +108,6 @@ def _nets(bug: Bug, frozen: FrozenServer, server: RedisServer) -> Iterator[str]:
             yield f"contract ({contract})"
 
 
-@pytest.mark.skipif(EXHAUSTIVE, reason="all nets are cast instead")
-@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.first], ids=_named)
-def test_a_seeded_bug_is_found_by_a_few_random_stories(
-    bug: Bug, frozen_server: FrozenServer, monkeypatch: pytest.MonkeyPatch, tell: Callable[[str], None]
-) -> None:
-    with monkeypatch.context() as patch:
-        bug.plant(patch)
-        found = _by_seeds(frozen_server, bug.first, _NEAR)
-    assert found is not None
-    seed = bug.first + found.stories - 1
-    with_guard = tell_seed(frozen_server, seed)
-    assert not with_guard.broken, with_guard.about
-    tell(f"without {bug.name}: seed {seed}: {found.wrong[:150]}")
-
-
 @pytest.mark.parametrize("bug", [bug for bug in BUGS if not bug.first], ids=_named)
 def test_a_seeded_bug_that_few_stories_find_is_a_guard_with_a_contract(bug: Bug) -> None:
     """Each of those guards is shown to be needed by `tests/protocol/test_guards.py`, or by a test of its own."""
@@ -134,17 +119,33 @@ def test_a_seeded_bug_that_few_stories_find_is_a_guard_with_a_contract(bug: Bug)
         assert bug.guard in vars(test_sweep)
 
 
-@pytest.mark.skipif(not EXHAUSTIVE, reason="LEADERBEAT_EXHAUSTIVE=1 casts all nets")
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("bug", BUGS, ids=_named)
-def test_a_seeded_bug_is_found(
-    bug: Bug,
-    frozen_server: FrozenServer,
-    one_server: RedisServer,
-    monkeypatch: pytest.MonkeyPatch,
-    tell: Callable[[str], None],
-) -> None:
-    bug.plant(monkeypatch)
-    nets = list(_nets(bug, frozen_server, one_server))
-    tell(f"without {bug.name}: {'; '.join(nets) or 'nothing'}")
-    assert nets
+if EXHAUSTIVE:
+
+    @pytest.mark.timeout(3600)
+    @pytest.mark.parametrize("bug", BUGS, ids=_named)
+    def test_a_seeded_bug_is_found(
+        bug: Bug,
+        frozen_server: FrozenServer,
+        one_server: RedisServer,
+        monkeypatch: pytest.MonkeyPatch,
+        tell: Callable[[str], None],
+    ) -> None:
+        bug.plant(monkeypatch)
+        nets = list(_nets(bug, frozen_server, one_server))
+        tell(f"without {bug.name}: {'; '.join(nets) or 'nothing'}")
+        assert nets
+
+else:
+
+    @pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.first], ids=_named)
+    def test_a_seeded_bug_is_found_by_a_few_random_stories(
+        bug: Bug, frozen_server: FrozenServer, monkeypatch: pytest.MonkeyPatch, tell: Callable[[str], None]
+    ) -> None:
+        with monkeypatch.context() as patch:
+            bug.plant(patch)
+            found = _by_seeds(frozen_server, bug.first, _NEAR)
+        assert found is not None
+        seed = bug.first + found.stories - 1
+        with_guard = tell_seed(frozen_server, seed)
+        assert not with_guard.broken, with_guard.about
+        tell(f"without {bug.name}: seed {seed}: {found.wrong[:150]}")
