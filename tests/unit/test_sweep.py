@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 
+from celery_leaderbeat.plan import Plan
+from celery_leaderbeat.policy import Policy
 from celery_leaderbeat.records import SlotRecord
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.sweep import Sweep
@@ -62,3 +65,15 @@ def test_a_leader_that_is_superseded_leaves_its_successors_claims_alone(
     sweep = Sweep(None, ledger, Term("v", "me", 9), {}, Reports(None), 0.0, lambda plan: None)  # type: ignore[arg-type]
     assert not sweep.run()
     assert ledger.given_back == given_back
+
+
+@pytest.mark.parametrize("state", ["claimed", "returned"])
+def test_what_a_leader_that_is_gone_had_claimed_may_have_been_sent(state: str) -> None:
+    slot = {"state": state, "entry": "bill", "slot": "0", "epoch": "8", "batch": "b", "prefer": "duplicate"}
+    plan = Plan("bill", None, 60, "f", Policy(prefer="duplicate", overlap="queue"))
+    plan.start(datetime(2026, 10, 2, tzinfo=timezone.utc))
+    ledger = FakeLedger(SlotRecord.read("bill@1970-01-01T00:00:00Z", slot))
+    term, taken_up = Term("v", "me", 9), []
+    Sweep(None, ledger, term, {"bill": plan}, Reports(None), 0.0, taken_up.append).run()  # type: ignore[arg-type]
+    assert taken_up == [plan]
+    assert [back.maybe_sent for back in plan.returned.values()] == [state == "claimed"]
