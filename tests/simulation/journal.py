@@ -197,6 +197,8 @@ class Journal:
                 item = json.loads(text)
                 self._attempts[item["key"]] = item["attempt"]
                 self._claims[item["key"]] = int(args[1])
+                # It had been given back by who turned out to be alive and to have it unsent.
+                self._given_up.pop(item["key"], None)
                 if item["attempt"] > item["max_attempts"] and not item["request"]:
                     self.violate(
                         f"{item['key']} is claimed as attempt {item['attempt']} of {item['max_attempts']}"
