@@ -51,6 +51,7 @@ from celery_leaderbeat.lease import ForeignPrefix, Lease
 from celery_leaderbeat.listener import Listener
 from celery_leaderbeat.membership import Membership
 from celery_leaderbeat.remarks import Remarks
+from celery_leaderbeat.server import ServerCheck
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.store import Store
 from celery_leaderbeat.term import Term
@@ -108,6 +109,7 @@ class Elector:
         attributes = {"host": socket.gethostname(), "pid": os.getpid(), **(attributes or {})}
         self._lease = Lease(settings, clock, self._store, holder, attributes)
         self._members = Membership(settings, clock, self._store, holder)
+        self._server = ServerCheck(settings, self._store)
         self._remarks = Remarks(settings, clock.clock, str(attributes.get("fingerprint", "")))
         self._orders: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._gained: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -240,6 +242,7 @@ class Elector:
             if watch is not None and self.settings.fast_failover:
                 channel = self._store.keys.alive(watch.term.holder)
             look = self._lease.look(channel)
+            self._server.once(look.now)
             now = self._monotonic()
             if look.value is not None:
                 free_since = None

@@ -17,7 +17,7 @@ from typing import Any
 
 import redis
 
-from celery_leaderbeat.connections import close_client, make_client
+from celery_leaderbeat.connections import close_client, leave_server, make_client
 from celery_leaderbeat.driver_errors import Translator
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.subscriptions import Subscription, subscribe, subscribers
@@ -141,10 +141,8 @@ class Store:
     def __init__(self, settings: Settings, timeout: float = _TIMEOUT) -> None:
         self.keys = Keys(settings.key_prefix)
         self._cluster = settings.redis.kind == "cluster"
-        self._client, leave = make_client(
-            settings.redis, settings.redis_options, timeout, settings.key_prefix
-        )
-        self._translated = Translator(settings, leave)
+        self._client = _client(settings, timeout)
+        self._translator = Translator(settings, lambda: leave_server(self._client))
         self._scripts: dict[str, Any] = {}
         self._events_kept = settings.events
 
@@ -315,7 +313,14 @@ class Store:
         """Subscribe to `channels` on a connection of its own."""
         return subscribe(self._client, self._translated, self._cluster, *channels)
 
+    def _translated(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return self._translator(what)
+
     def close(self) -> None:
         """Close all connections. Never raises."""
         with contextlib.suppress(Exception):
             close_client(self._client)
+
+
+def _client(settings: Settings, timeout: float) -> Any:
+    return make_client(settings.redis, settings.redis_options, timeout, settings.key_prefix)
