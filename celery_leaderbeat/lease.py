@@ -142,9 +142,12 @@ class Lease:
     def release(self, term: Term, reason: str) -> None:
         """Release the lease of `term`, if it still is that one's. Where Redis doesn't answer, it expires."""
         keys = self._store.keys
+        sharded = "1" if self._settings.redis.kind == "cluster" else ""
         try:
             released = self._store.run(
-                "release", [keys.lease, keys.released], [term.value, keys.wake, term.epoch, reason[:500]]
+                "release",
+                [keys.lease, keys.released],
+                [term.value, keys.wake, term.epoch, reason[:500], sharded],
             )
         except StoreError as exc:
             logger.warning(

@@ -62,6 +62,13 @@ GUARDS = [
     Guard("claim", "lease check", "if held ~= ARGV[1] then", "if false then", _MISSED),
     Guard("claim", "batch identity", "owner == epoch and record[3] == batch", "owner == epoch", _MISSED),
     Guard(
+        "claim",
+        "a write for who waits for replicas",
+        "    redis.call('PEXPIRE', slot, LONG)\n    verdict = 'repeated'",
+        "    verdict = 'repeated'",
+        None,
+    ),
+    Guard(
         "claim", "batch of the own epoch", "owner == epoch and record[3] == batch", "record[3] == batch", None
     ),
     Guard(
