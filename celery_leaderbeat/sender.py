@@ -225,7 +225,7 @@ class Sender:
 
     def _publish(self, batch: Batch, messages: list[Message]) -> None:
         if self._publisher is None or not self._publisher.usable:
-            self._publisher = Publisher(self._app, self._settings.publish_timeout, self._clock.clock)
+            self._publisher = Publisher(self._app, self._settings.publish_timeout, self._clock)
         sent, away = False, ""
         publish = self._publisher.publish(
             messages,
