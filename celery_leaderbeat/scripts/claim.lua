@@ -61,15 +61,16 @@ local function look_at(place, slot)
   local record = redis.call('HMGET', KEYS[place], 'key', 'state', 'busy_until', 'run_until', 'on_crash', 'attempt', 'waits',
     'slot')
   local state, counts = record[2], now < (tonumber(record[3]) or 0)
+  local earlier = (tonumber(record[8]) or 0) < tonumber(slot)
   local busy = false
   if state == 'claimed' or state == 'sent' or state == 'unconfirmed' or state == 'retrying' then
     busy = counts
   elseif state == 'running' then
     busy = record[5] == 'rerun' or now < (tonumber(record[4]) or 0)
   elseif state == 'returned' then
-    busy = counts and (tonumber(record[6]) or 1) > 1
+    -- Of two that are owed the older one goes first: else each would wait for the other.
+    busy = counts and (tonumber(record[6]) or 1) > 1 and earlier
   end
-  local earlier = (tonumber(record[8]) or 0) < tonumber(slot)
   return record[1] or nil, busy, state == 'returned' and record[7] == '1', earlier
 end
 
@@ -88,6 +89,8 @@ for i = 4, #ARGV do
   if not state then
     verdict = (ahead or item.request ~= '') and 'claimed' or 'decided'
   elseif state == 'claimed' and owner == epoch and record[3] == batch then
+    -- Written again, so that who waits for replicas waits for those that have the claim.
+    redis.call('PEXPIRE', slot, LONG)
     verdict = 'repeated'
   elseif item.attempt < attempt then
     verdict = stands

@@ -33,8 +33,8 @@ local function define(name, fingerprint, since)
   local latest = known[#known]
   if latest and latest.fingerprint == fingerprint then
     latest['until'] = nil
-    if tonumber(latest.since) > tonumber(now) then
-      latest.since = now
+    if tonumber(latest.since) > tonumber(since) then
+      latest.since = since
     end
   else
     if latest and not latest['until'] then

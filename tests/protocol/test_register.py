@@ -122,6 +122,12 @@ def test_an_entry_that_is_kept_keeps_its_definition(ground: Ground) -> None:
     assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(10))]
 
 
+def test_a_request_that_comes_late_does_not_date_a_definition_back(ground: Ground) -> None:
+    _register(ground, 10, "f")
+    assert _register(ground, 9, "f") == "kept"
+    assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(10))]
+
+
 def test_a_changed_schedule_ends_one_definition_and_begins_another(ground: Ground) -> None:
     for now, fingerprint in ((10, "f"), (20, "g"), (30, "f")):
         _register(ground, now, fingerprint)
