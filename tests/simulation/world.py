@@ -156,6 +156,8 @@ class World:
             Worker(self, f"worker-{n}", _apps[n], self.concurrency) for n in range(1, self.workers + 1)
         ]
         self.tended = True
+        #: How far the server's clock is ahead of the world's, in seconds.
+        self.server_ahead = 0.0
         #: When Redis lost everything the last time, in µs; 0 for never.
         self.emptied_at = 0
 
@@ -285,7 +287,7 @@ class World:
 
     def sync(self) -> None:
         """Set the server's clock."""
-        self.server.set_time(self.hub.now)
+        self.server.set_time(self.hub.now + round(self.server_ahead * 1e6))
 
     def processes(self) -> list[Process]:
         """All processes."""
