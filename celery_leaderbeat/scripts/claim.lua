@@ -121,7 +121,8 @@ for i = 4, #ARGV do
       if key and key ~= item.key and (busy or waits) then
         open[#open + 1] = key
         unfinished = unfinished or (busy and key)
-        waiting = waiting or (waits and earlier and key)
+        -- What a leader claimed that is gone goes first, since it may have been sent: the others wait for it.
+        waiting = waiting or (waits and earlier and state ~= 'claimed' and key)
       end
     end
     if item.request ~= '' and state and state ~= 'returned' and state ~= 'claimed' then

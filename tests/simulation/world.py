@@ -192,7 +192,9 @@ class World:
         self.settings = settings = Settings.from_app(self.app, warn=False)
         patch.setattr(Settings, "from_app", classmethod(lambda cls, app, warn=True: settings))
         hub, client = self.hub, self.server.quick_client()
-        patch.setattr(store_module, "_client", lambda settings, timeout: client)
+        patch.setattr(
+            store_module, "make_client", lambda target, options, timeout, prefix: (client, lambda: None)
+        )
         threads = types.SimpleNamespace(
             Thread=lambda target, name, daemon: Thread(hub, self._here(), target), Lock=threading.Lock
         )
@@ -259,6 +261,13 @@ class World:
     def run(self, seconds: float, enough: Callable[[], bool] | None = None) -> None:
         """Let time pass."""
         self.hub.run(self.hub.now + round(seconds * 1e6), enough)
+
+    def run_and_look(self, seconds: float) -> None:
+        """Let time pass, and look at the last-decided slots now and then."""
+        while seconds > 0:
+            self.run(min(seconds, 5.0))
+            seconds -= 5.0
+            self.journal.decided({name: entry.slot for name, entry in self.ledger().entries().items()})
 
     def run_until_settled(self, slot: datetime, longest: float) -> None:
         """Let time pass until all slots up to this one are decided, and nothing is left to do."""

@@ -84,6 +84,21 @@ def test_of_one_slot_the_later_attempt_counts_and_then_the_request() -> None:
     assert plan.returned[T0] == Returned(2, "request")
 
 
+@pytest.mark.parametrize("overlap", ["skip", "queue"])
+@pytest.mark.parametrize("owed", [{}, {"attempt": 2}, {"request": "asked"}])
+def test_what_may_have_been_sent_goes_first_where_slots_must_not_overlap(
+    overlap: Any, owed: dict[str, Any]
+) -> None:
+    plan = started(Policy(overlap=overlap), last=after(100))
+    plan.give_back(after(99), **owed)
+    plan.give_back(after(100), maybe_sent=True)
+    assert plan.decide(after(100), T0) == [Send(after(100))]
+    plan.advance(after(100))
+    assert [decision.slot for decision in plan.decide(after(100), T0) if isinstance(decision, Send)] == [
+        after(99)
+    ]
+
+
 def test_what_is_owed_is_sent_first_whatever_the_policy() -> None:
     for policy in (LATEST, Policy(catch_up="none"), Policy(deadline=1)):
         plan = started(policy, last=after(100))
