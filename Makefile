@@ -2,16 +2,17 @@
 
 PYTHON ?= python3
 ARGS ?=
-# Of `make chaos`: how long, from which seed (one is chosen and printed), over which ledger and broker.
-MINUTES ?= 10
+# One seed of `make simulate` or `make chaos`; and how many of the one, how long, over what ledger and broker of the other.
 SEED ?=
+SEEDS ?= 10000
+MINUTES ?= 10
 TOPOLOGY ?= standalone
 BROKER ?= redis
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: venv demo test test-unit test-system test-time chaos bench-lateness lint format clean
+.PHONY: venv demo test test-unit test-system test-time simulate chaos bench-lateness lint format clean
 
 venv: $(STAMP)
 
@@ -47,6 +48,10 @@ chaos: $(STAMP)
 # How late a leader sends, at 200 slots a second: for an idle machine.
 bench-lateness: $(STAMP)
 	@$(BIN)/python benchmarks/lateness.py $(ARGS)
+
+# Short random stories, each from its number; SEED=n tells that one line by line.
+simulate: $(STAMP)
+	@$(BIN)/python -m tests.simulation.simulate $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

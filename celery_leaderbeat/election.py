@@ -17,7 +17,8 @@ request can't touch a newer term.
 Trust. A leader trusts its term until `sent + ttl - margin`, where `sent` is the monotonic instant *before* the
 last successful request left, and margin is a tenth of the TTL. The server counts the TTL from a later moment,
 so the trust ends first, as long as the two clocks' rates differ by less than a tenth. Nothing relies on this
-alone: every claim checks the lease again inside Redis.
+alone: every claim checks the lease again inside Redis. A lease with a lower epoch than one that was seen before has come
+back, because Redis has lost what was written since (a failover to a replica that lagged): it is taken over at once.
 
 What happens on failure. Redis doesn't answer: the leader tries again with back-off until its trust ends, then
 it is a standby. The process dies: its subscription ends with it, and a standby that has seen it gone at two
@@ -249,7 +250,8 @@ class Elector:
             else:
                 watch = None if look.value is None else Watch(Term.read(look.value))
                 gone = False
-                if watch is not None and watch.term.holder == self.holder:
+                outlived = watch is not None and self._lease.has_outlived(watch.term)
+                if watch is not None and watch.term.holder == self.holder and not outlived:
                     # The answer to our election was lost. How long ago isn't known: the trust begins now.
                     if self._lease.renew(watch.term) is None:
                         self._show_life()
@@ -259,6 +261,9 @@ class Elector:
                 if watch is not None:
                     self._lease.highest = max(self._lease.highest, watch.term.epoch)
                     self._remarks.stands_by(watch.term, look.remaining)
+            if watch is not None and self._lease.has_outlived(watch.term):
+                self._remarks.came_back(watch.term, self._lease.highest)
+                gone = True
             if (watch is None or gone) and self._may_stand(now, free_since):
                 term = self._elect(watch.term.value if watch is not None else "")
                 if term is not None:

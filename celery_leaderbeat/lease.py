@@ -79,6 +79,10 @@ class Lease:
         """Trust nothing any more."""
         self._held = None
 
+    def has_outlived(self, term: Term) -> bool:
+        """Whether a later term than `term` has been seen: then its lease has come back with the writes of a lost time."""
+        return 0 < term.epoch < self.highest
+
     # -- requests ------------------------------------------------------------------------------------------
 
     def look(self, channel: str | None) -> Look:

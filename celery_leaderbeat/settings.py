@@ -24,7 +24,7 @@ __all__ = ["NOT_YET", "Settings", "unknown_settings"]
 logger = logging.getLogger(__name__)
 
 #: Names that are reserved for features of a later version; setting them is warned about.
-NOT_YET = ("dispatch_threads", "http", "min_replicas", "release")
+NOT_YET = ("dispatch_threads", "http", "release")
 
 _NAMES = (
     "clock",
@@ -32,6 +32,7 @@ _NAMES = (
     "fast_failover",
     "key_prefix",
     "lease_ttl",
+    "min_replicas",
     "policy",
     "publish_timeout",
     "redis_options",
@@ -48,6 +49,8 @@ _SHORTEST_LEASE = 1.0
 _SHORTEST_RETENTION = 60.0
 
 
+#: More Redis replicas than this, nobody has: the number was meant for another setting.
+_MOST_REPLICAS = 100
 #: Longest sleep of beat's loop under this scheduler, in seconds.
 _LONGEST_SLEEP = 1.0
 
@@ -72,6 +75,7 @@ class Settings:
         slot_retention: how long the record of a slot is kept at least.
         clock: `"redis"` or `"local"`: whose time decides when a slot is due.
         events: how many events are kept, about; 0 for none.
+        min_replicas: how many Redis replicas must have a claim before its message is published; 0 for none.
         origins: name -> where the value came from: `"default"`, the setting as it was spelled, or
             `"broker_url"`, `"broker_write_url"`, `"result_backend"`.
     """
@@ -91,6 +95,7 @@ class Settings:
     slot_retention: float
     clock: str
     events: int
+    min_replicas: int
     origins: Mapping[str, str] = field(repr=False)
 
     @property
@@ -133,6 +138,7 @@ class Settings:
             slot_retention=source.seconds("slot_retention", 3600.0),
             clock=source.choice("clock", ("redis", "local"), "redis"),
             events=source.count("events", 10_000),
+            min_replicas=_min_replicas(source),
             origins=MappingProxyType(source.origins),
         )
         _check_timings(settings, source)
@@ -157,6 +163,8 @@ class Settings:
             "clock": f"{self.clock} ({self.origins['clock']})",
             "events": f"{self.events} ({self.origins['events']})",
         }
+        if self.min_replicas:
+            lines["min replicas"] = f"{self.min_replicas} ({self.origins['min_replicas']})"
         if self.policy:
             policy = ", ".join(f"{key} {value!r}" for key, value in sorted(self.policy.items()))
             lines["policy"] = f"{policy} ({self.origins['policy']})"
@@ -182,6 +190,15 @@ def _key_prefix(source: Source) -> str:
         raise source.refused("key_prefix", value, "it must be a text, not empty, of printable characters")
     if "{" in value or "}" in value:
         raise source.refused("key_prefix", value, "it can't have braces, as it is itself the keys' hash tag")
+    return value
+
+
+def _min_replicas(source: Source) -> int:
+    value = source.count("min_replicas", 0)
+    if value > _MOST_REPLICAS:
+        raise source.refused(
+            "min_replicas", value, f"it is a number of Redis replicas, at most {_MOST_REPLICAS}"
+        )
     return value
 
 

@@ -33,8 +33,8 @@ local function define(name, fingerprint, since)
   local latest = known[#known]
   if latest and latest.fingerprint == fingerprint then
     latest['until'] = nil
-    if tonumber(latest.since) > tonumber(now) then
-      latest.since = now
+    if tonumber(latest.since) > tonumber(since) then
+      latest.since = since
     end
   else
     if latest and not latest['until'] then
@@ -79,7 +79,15 @@ for i = 5, #ARGV, 2 do
     if tonumber(entry.slot) > horizon then
       kind = 'reset'
       entry.slot = now
-      redis.call('ZREMRANGEBYSCORE', unsent, '(' .. now, '+inf')
+      -- What was missed in the time to come will be decided about anew; what lies before stays explained.
+      for _, text in ipairs(redis.call('ZRANGEBYSCORE', unsent, '(' .. now, '+inf')) do
+        local readable, range = pcall(cjson.decode, text)
+        redis.call('ZREM', unsent, text)
+        if readable and type(range) == 'table' and (tonumber(range.first) or math.huge) <= tonumber(now) then
+          range.last, range.count = now, 0
+          redis.call('ZADD', unsent, now, cjson.encode(range))
+        end
+      end
     end
     entry.fingerprint = fingerprint
     entry.removed = nil

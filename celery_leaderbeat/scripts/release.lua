@@ -15,5 +15,7 @@ end
 redis.call('DEL', KEYS[1])
 redis.call('SET', KEYS[2], ARGV[3])
 redis.call('PUBLISH', ARGV[2], 'released')
+-- In a cluster whose server has them, channels are sharded.
+redis.pcall('SPUBLISH', ARGV[2], 'released')
 event('released', 'epoch', ARGV[3], 'reason', ARGV[4])
 return 1

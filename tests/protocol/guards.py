@@ -147,6 +147,7 @@ GUARDS = [
         "busy = counts",
         None,
     ),
+    Guard("claim", "overlap: owed to the older one first", "> 1 and earlier", "> 1", None),
     Guard("claim", "overlap: not itself", "key and key ~= item.key and", "key and", None),
     Guard("claim", "queue: one waits", "(item.overlap == 'skip' or waiting)", "item.overlap == 'skip'", None),
     Guard("claim", "queue: its turn", "    elseif waiting then\n", "    elseif false then\n", None),

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from celery_leaderbeat.ledger import NotLeading
-from tests.protocol.ground import ENTRY, FINGERPRINT, Ground
+from celery_leaderbeat.tick import slot_to_us
+from tests.protocol.ground import ENTRY, FINGERPRINT, Ground, slot
 
 
 def _now_in(ground: Ground, state: str) -> int:
@@ -202,6 +203,33 @@ def test_the_last_decided_slot_stays_when_an_earlier_slot_is_claimed_again(groun
     assert ground.ask(term, 1, batch="next") == ["claimed"]
     assert ground.last_decided() == 3
     assert ground.ledger.entries()[ENTRY].count == 3
+
+
+@pytest.mark.parametrize("state", ["claimed", "sent", "running", "done", "failed", "missed", "unconfirmed"])
+def test_a_slot_that_was_decided_before_a_clock_was_set_back_moves_the_last_decided_slot_on_again(
+    ground: Ground, state: str
+) -> None:
+    epoch = _now_in(ground, state)
+    term = ground.next_term()
+    before = ground.ledger.entries()[ENTRY]
+    ground.client.hset(
+        ground.keys.entries,
+        ENTRY,
+        json.dumps({"slot": str(slot_to_us(slot(0))), "fingerprint": FINGERPRINT, "count": before.count}),
+    )
+    held = "held" if state == "claimed" else state
+    assert ground.ask(term, 1) == [held]
+    after = ground.ledger.entries()[ENTRY]
+    assert (ground.last_decided(), after.count) == (1, before.count)
+    assert ground.record(1).epoch == epoch
+
+
+def test_a_slot_that_has_to_wait_moves_no_last_decided_slot(ground: Ground) -> None:
+    term = ground.elect()
+    ground.claim(term, 1, overlap="skip")
+    ground.confirm(term.epoch, 1)
+    assert ground.ask(term, 2, batch="other", overlap="skip", paced=True) == ["busy"]
+    assert ground.last_decided() == 1
 
 
 def test_the_slots_of_one_batch_move_the_last_decided_slot_to_the_newest(ground: Ground) -> None:

@@ -59,8 +59,10 @@ def sim_store(world: World) -> type[Store]:
                 delay = self._timeout + world.rng.uniform(0.0, 10.0)
                 hub.after(delay, lambda: self._execute(script, keys, args))
                 self._give_up(script)
+            took = faults.request_takes(self._timeout)
+            hub.pause(took)
             answer = self._execute(script, keys, args)
-            self._come_back(script)
+            self._come_back(script, self._timeout - took)
             return answer
 
         def answered(self, answer: Any) -> None:
@@ -104,13 +106,13 @@ def sim_store(world: World) -> type[Store]:
                 hub.pause(wait)
                 raise StoreUnavailable(f"Redis gave no answer to {script or 'a question'}: unreachable")
 
-        def _come_back(self, script: str) -> None:
+        def _come_back(self, script: str, left: float) -> None:
             if script not in _DULL:
                 hub.point(f"after {script}")
             if faults.answer_is_lost():
                 world.note(f"the answer to {script} is lost")
                 self._give_up(script)
-            hub.pause(faults.latency())
+            hub.pause(faults.latency() + faults.answer_takes(left))
 
         def _give_up(self, script: str) -> None:
             hub.pause(self._timeout)
