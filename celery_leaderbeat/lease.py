@@ -18,13 +18,17 @@ from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.store import Look, Store
 from celery_leaderbeat.term import Term
 
-__all__ = ["ForeignPrefix", "Lease"]
+__all__ = ["ForeignPrefix", "Lease", "LeftToNewer"]
 
 logger = logging.getLogger(__name__)
 
 
 class ForeignPrefix(Exception):
     """The key prefix belongs to another application, whose identity is the argument."""
+
+
+class LeftToNewer(Exception):
+    """The lease is left to a candidate of a newer release; the arguments are its holder and its release."""
 
 
 @dataclass(frozen=True)
@@ -88,18 +92,24 @@ class Lease:
         self._clock.observe(look.now, sent, self._monotonic())
         return look
 
-    def elect(self, takes_over: str, watched: bool) -> Term | None:
-        """Stand for election; None if the lease is held. `takes_over`: the value that may be taken over.
+    def elect(self, takes_over: str, watched: bool, insists: bool = False) -> Term | None:
+        """Stand for election; None if the lease is held.
+
+        Parameters:
+            takes_over: the value of the lease that may be taken over, empty for none.
+            watched: whether the others can see by this replica's subscription that it lives.
+            insists: stand against candidates of newer releases, too.
 
         Raises:
             ForeignPrefix: the prefix belongs to another application; nothing was written.
+            LeftToNewer: a candidate of a newer release lives; nothing was written.
             StoreError: no answer, or a refusal.
         """
         keys = self._store.keys
         sent = self._monotonic()
         answer = self._store.run(
             "elect",
-            [keys.lease, keys.epoch, keys.app, keys.released],
+            [keys.lease, keys.epoch, keys.app, keys.released, keys.replicas, keys.releases],
             [
                 self._holder,
                 round(self._settings.lease_ttl * 1000),
@@ -107,10 +117,14 @@ class Lease:
                 self._settings.app_identity,
                 json.dumps({**self._attributes, "watched": watched, "ttl": self._settings.lease_ttl}),
                 takes_over,
+                self._settings.release.rank,
+                int(insists),
             ],
         )
         if answer[0] == "foreign":
             raise ForeignPrefix(answer[1])
+        if answer[0] == "left":
+            raise LeftToNewer(*answer[1:])
         if answer[0] == "held":
             return None
         term = Term.read(answer[1])
@@ -153,8 +167,9 @@ class Lease:
             return
         if released:
             logger.info(
-                "Handed over: released the lease of epoch %d.",
+                "Handed over: released the lease of epoch %d (%s).",
                 term.epoch,
+                reason,
                 extra={"action": "released", "epoch": term.epoch},
             )
 

@@ -6,7 +6,6 @@ is started by the first `tick()`, in the process that ticks, and started anew af
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import signal
@@ -18,6 +17,7 @@ from celery import beat
 
 from celery_leaderbeat.clock import Clock, FleetClock
 from celery_leaderbeat.clock_watch import OffsetWatch
+from celery_leaderbeat.comparison import Comparison
 from celery_leaderbeat.dispatch import Dispatcher
 from celery_leaderbeat.election import Elector, new_holder
 from celery_leaderbeat.entries import check_entry, load_plans
@@ -47,7 +47,7 @@ class _Running:
             settings,
             fleet,
             new_holder(),
-            {"fingerprint": _schedule_fingerprint(plans)},
+            Comparison(settings, {name: plan.fingerprint for name, plan in plans.items()}),
             lambda term, reason: _tell_of(app, term, reason),
         )
         self.dispatcher = Dispatcher(app, settings, fleet, self.elector, plans)
@@ -135,7 +135,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
             running.dispatcher.idle()
             return 0.0
         try:
-            return running.dispatcher.tick(term)
+            with running.elector.round():
+                return running.dispatcher.tick(term)
         except Exception as exc:
             logger.exception(
                 "The tick failed; another replica leads on, if there is one.", extra={"action": "tick_failed"}
@@ -189,11 +190,3 @@ def _ignore_further_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         if getattr(signal.getsignal(number), "__module__", "") == "celery.apps.beat":
             signal.signal(number, signal.SIG_IGN)
-
-
-def _schedule_fingerprint(plans: Mapping[str, Plan]) -> str:
-    """One short text for the whole schedule, so that two replicas can tell whether theirs differ."""
-    digest = hashlib.sha256()
-    for name in sorted(plans):
-        digest.update(f"{name}\0{plans[name].fingerprint}\0".encode())
-    return digest.hexdigest()[:16]

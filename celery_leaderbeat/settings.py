@@ -18,13 +18,14 @@ from celery_leaderbeat._redis_conf import find_redis, redis_options
 from celery_leaderbeat.errors import SettingsError
 from celery_leaderbeat.policy_options import validate_defaults
 from celery_leaderbeat.redis_url import RedisTarget
+from celery_leaderbeat.release import Release
 
 __all__ = ["NOT_YET", "Settings", "unknown_settings"]
 
 logger = logging.getLogger(__name__)
 
 #: Names that are reserved for features of a later version; setting them is warned about.
-NOT_YET = ("dispatch_threads", "http", "min_replicas", "release")
+NOT_YET = ("dispatch_threads", "http", "min_replicas")
 
 _NAMES = (
     "clock",
@@ -36,6 +37,7 @@ _NAMES = (
     "publish_timeout",
     "redis_options",
     "redis_url",
+    "release",
     "renew_interval",
     "run_lease",
     "slot_retention",
@@ -72,6 +74,7 @@ class Settings:
         slot_retention: how long the record of a slot is kept at least.
         clock: `"redis"` or `"local"`: whose time decides when a slot is due.
         events: how many events are kept, about; 0 for none.
+        release: of the code and schedule that this replica runs; an empty one for none.
         origins: name -> where the value came from: `"default"`, the setting as it was spelled, or
             `"broker_url"`, `"broker_write_url"`, `"result_backend"`.
     """
@@ -91,6 +94,7 @@ class Settings:
     slot_retention: float
     clock: str
     events: int
+    release: Release
     origins: Mapping[str, str] = field(repr=False)
 
     @property
@@ -133,6 +137,7 @@ class Settings:
             slot_retention=source.seconds("slot_retention", 3600.0),
             clock=source.choice("clock", ("redis", "local"), "redis"),
             events=source.count("events", 10_000),
+            release=_release(source),
             origins=MappingProxyType(source.origins),
         )
         _check_timings(settings, source)
@@ -157,6 +162,8 @@ class Settings:
             "clock": f"{self.clock} ({self.origins['clock']})",
             "events": f"{self.events} ({self.origins['events']})",
         }
+        if self.release.text:
+            lines["release"] = f"{self.release} ({self.origins['release']})"
         if self.policy:
             policy = ", ".join(f"{key} {value!r}" for key, value in sorted(self.policy.items()))
             lines["policy"] = f"{policy} ({self.origins['policy']})"
@@ -183,6 +190,15 @@ def _key_prefix(source: Source) -> str:
     if "{" in value or "}" in value:
         raise source.refused("key_prefix", value, "it can't have braces, as it is itself the keys' hash tag")
     return value
+
+
+def _release(source: Source) -> Release:
+    value = source.raw("release")
+    try:
+        return Release.read(value)
+    except ValueError as exc:
+        rule = str(exc)
+    raise source.refused("release", value, rule)
 
 
 def _check_timings(settings: Settings, source: Source) -> None:
