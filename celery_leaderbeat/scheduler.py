@@ -52,7 +52,6 @@ class _Running:
         )
         self.dispatcher = Dispatcher(app, settings, fleet, self.elector, plans)
         self.offset = OffsetWatch(fleet)
-        self.elector.start()
 
 
 def _tell_of(app: Any, term: Term, reason: str) -> None:
@@ -121,13 +120,13 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
             return _STANDBY_TICK
         running = self._running
         if running is None or running.pid != os.getpid():
-            running = self._running = self._start()
+            running = self._start()
         if not running.elector.alive:
             logger.error(
                 "The elector has ended unexpectedly; starting anew.", extra={"action": "elector_ended"}
             )
             running.elector.stop(0.0)
-            running = self._running = self._start()
+            running = self._start()
         running.elector.progress()
         running.offset.look()
         term = running.elector.wait(_STANDBY_TICK)
@@ -147,7 +146,10 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
     def _start(self) -> _Running:
         deadline = self.app.conf.beat_cron_starting_deadline
         plans = load_plans(self.schedule, self._settings.policy, deadline, self.app.tasks)
-        return _Running(self.app, self._settings, plans, self._clock)
+        # It is known before it starts: a signal handler that closes this scheduler must find it.
+        running = self._running = _Running(self.app, self._settings, plans, self._clock)
+        running.elector.start()
+        return running
 
     # -- the end -------------------------------------------------------------------------------------------
 
