@@ -200,17 +200,29 @@ class Elector:
         self._desk.put("step down")
 
     def stop(self, timeout: float) -> bool:
-        """Release the lease and end the threads; False if that took longer than `timeout` seconds.
+        """Release the lease and end the threads; False if that took longer than about `timeout` seconds.
 
-        May run inside a signal handler: takes no lock, and uses no connection of the interrupted code.
+        May run inside a signal handler: takes no lock, and uses no connection of the interrupted code. The
+        elector's thread may wait for a lock that the interrupted code holds, such as that of a log handler. After
+        half of the time the lease is released from here.
         """
         self._desk.stopping = True
         self._desk.put("stop")
         self._listener.stop()
-        deadline = self._monotonic() + timeout
+        deadline = self._monotonic() + timeout / 2
         while self._thread.is_alive() and self._monotonic() < deadline:
             self.clock.clock.sleep(0.001)
-        return not self._thread.is_alive()
+        term = self._lease.trusted()
+        if not self._thread.is_alive() or not self._lease.at_stake:
+            return True
+        if term is None:
+            return False
+        store = Store(self.settings, timeout / 2)
+        try:
+            lease = Lease(self.settings, self.clock, store, self.holder, {})
+            return lease.release(term, "its replica stops")
+        finally:
+            store.close()
 
     # -- the machine ---------------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ class Lease:
 
     Attributes:
         highest: the highest epoch that this replica has seen.
+        at_stake: a lease of this replica may stand in Redis.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Lease:
         self._attributes = attributes
         self._held: _Held | None = None
         self.highest = 0
+        self.at_stake = False
 
     # -- what is trusted -----------------------------------------------------------------------------------
 
@@ -107,6 +109,7 @@ class Lease:
         """
         keys = self._store.keys
         sent = self._monotonic()
+        self.at_stake = True
         answer = self._store.run(
             "elect",
             [keys.lease, keys.epoch, keys.app, keys.released, keys.replicas, keys.releases],
@@ -121,6 +124,7 @@ class Lease:
                 int(insists),
             ],
         )
+        self.at_stake = answer[0] == "elected"
         if answer[0] == "foreign":
             raise ForeignPrefix(answer[1])
         if answer[0] == "left":
@@ -141,6 +145,7 @@ class Lease:
         sent = self._monotonic()
         keys = self._store.keys
         answer = self._store.run("renew", [keys.lease], [term.value, round(self._settings.lease_ttl * 1000)])
+        self.at_stake = answer[0] == 1
         if answer[0] != 1:
             other = Term.read(answer[1]) if answer[1] else None
             self.highest = max(self.highest, other.epoch if other else 0)
@@ -149,8 +154,8 @@ class Lease:
         self._trust(term, sent)
         return None
 
-    def release(self, term: Term, reason: str) -> None:
-        """Release the lease of `term`, if it still is that one's. Where Redis doesn't answer, it expires."""
+    def release(self, term: Term, reason: str) -> bool:
+        """Release the lease of `term`, if it still is that one's. False if Redis doesn't answer: then it expires."""
         keys = self._store.keys
         try:
             released = self._store.run(
@@ -164,7 +169,8 @@ class Lease:
                 self._settings.lease_ttl,
                 extra={"action": "release_failed", "epoch": term.epoch},
             )
-            return
+            return False
+        self._held, self.at_stake = None, False
         if released:
             logger.info(
                 "Handed over: released the lease of epoch %d (%s).",
@@ -172,6 +178,7 @@ class Lease:
                 reason,
                 extra={"action": "released", "epoch": term.epoch},
             )
+        return True
 
     # -- small parts ---------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ how      `close`: the handler of `celery beat` closes the scheduler and exits, a
          that of a beat inside a worker does
 
 A place is a line of the package, of its driver, or of the logging that the main thread comes to from the first
-tick on until it has sent slots. There the handler runs. On the way out, the scheduler is closed (once more). Each place is a life of its own, under a
+tick on until it has sent slots. There the handler runs. On the way out, the scheduler is closed (once more). Each place is a process of its own, under a
 key prefix of its own, and gives a line of JSON.
 """
 
@@ -17,8 +17,10 @@ from __future__ import annotations
 import faulthandler
 import json
 import logging
+import os
 import sys
 import time
+import traceback
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -129,43 +131,73 @@ class _Life:
         return self._line
 
 
-def _left(life: _Life, client: Any, broker: Any) -> dict[str, Any]:
+def _left(prefix: str, queue: str, client: Any, broker: Any) -> dict[str, Any]:
     """What the life has left behind: its lease, and the slots with their states and the copies in the queue."""
     copies: dict[str, int] = {}
-    for text in broker.lrange(life.queue, 0, -1):
+    for text in broker.lrange(queue, 0, -1):
         key = json.loads(text)["headers"]["leaderbeat_tick_key"]
         copies[key] = copies.get(key, 0) + 1
-    start = f"{{{life.prefix}}}:slot:"
+    start = f"{{{prefix}}}:slot:"
     states = {key[len(start) :]: client.hget(key, "state") for key in client.keys(f"{start}*")}
     wrong = {
         key: (states.get(key), copies.get(key, 0))
         for key in {*states, *copies}
         if (states.get(key), copies.get(key, 0)) not in (("sent", 1), ("returned", 0))
     }
-    return {"lease": client.get(f"{{{life.prefix}}}:lease"), "slots": len(states), "wrong": wrong}
+    return {"lease": client.get(f"{{{prefix}}}:lease"), "slots": len(states), "wrong": wrong}
+
+
+def _forked(live: Any) -> dict[str, Any]:
+    """What a function says in a child process of its own, which is gone then; empty if it hung or failed."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            # A life that hangs shows where, and ends.
+            faulthandler.dump_traceback_later(_HANGS, exit=True)
+            os.write(writing, json.dumps(live()).encode())
+            status = 0
+        except BaseException:  # noqa: BLE001  # whatever it is, no child goes on as the parent
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return dict(json.loads(said or b"{}"))
 
 
 def main(what: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO, filename="stop_anywhere.log")
     complaints = _Complaints()
     logging.getLogger().addHandler(complaints)
-    client: Any = redis.Redis.from_url(what["url"], decode_responses=True)
-    broker: Any = redis.Redis.from_url(f"{what['url'].rpartition('/')[0]}/1", decode_responses=True)
+
+    def live(number: int, stop_at: _Place | None) -> dict[str, Any]:
+        life = _Life(what["url"], number, what["fine"], what["how"])
+        stopped = life.run(stop_at)
+        places = [] if stop_at else sorted(life.places)
+        return {"stopped": stopped, "took": life.took, "errors": complaints.lines[:3], "places": places}
+
     places: set[_Place] = set()
     for number in range(2):
-        life = _Life(what["url"], number, what["fine"], what["how"])
-        life.run(None)
-        places |= life.places
+        places |= {
+            (str(file), line, at) for file, line, at in _forked(lambda n=number: live(n, None))["places"]
+        }
+    client: Any = redis.Redis.from_url(what["url"], decode_responses=True)
+    broker: Any = redis.Redis.from_url(f"{what['url'].rpartition('/')[0]}/1", decode_responses=True)
     first, step = what["part"]
     for number, place in enumerate(sorted(places)[first::step], 10):
-        faulthandler.dump_traceback_later(_HANGS, exit=True)
-        complaints.lines.clear()
-        life = _Life(what["url"], number, what["fine"], what["how"])
-        stopped = life.run(place)
-        left = _left(life, client, broker)
-        faulthandler.cancel_dump_traceback_later()
-        said = {"place": place, "stopped": stopped, "took": life.took, "errors": complaints.lines[:3], **left}
-        print(json.dumps(said), flush=True)
+        said = _forked(lambda n=number, at=place: live(n, at))
+        said = {"stopped": False, "took": -1.0, "errors": ["it hung, or failed"], **said}
+        print(
+            json.dumps({**said, "place": place, **_left(f"life{number}", f"queue{number}", client, broker)}),
+            flush=True,
+        )
+        # The next child must not share these connections.
+        client.connection_pool.disconnect()
+        broker.connection_pool.disconnect()
     print(json.dumps({"places": len(places)}), flush=True)
 
 
