@@ -78,18 +78,26 @@ led = ledger.leader() is not None
 (handler,) = logging.getLogger().handlers
 # As where the signal interrupts a line of the log.
 handler.acquire()
+if sys.argv[2] == "before":
+    elector = scheduler._running.elector
+    elector.step_down(elector.term(), "it is told to, and says that no other replica is there")
+    time.sleep(0.3)
 began = time.monotonic()
 scheduler.close()
 print(json.dumps([led, ledger.leader() is None, time.monotonic() - began]))
 """
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
 def test_a_stop_that_interrupts_a_line_of_the_log_releases_the_lease(
-    start_redis: Callable[..., RedisServer], tmp_path: Path
+    start_redis: Callable[..., RedisServer], tmp_path: Path, when: str
 ) -> None:
-    """The elector's thread waits for the lock of the log handler, which the interrupted code holds."""
+    """The elector's thread waits for the lock of the log handler, which the interrupted code holds.
+
+    It does so from before the stop on, or when it has released the lease and says so.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", _LOCKED, start_redis("valkey").url()],
+        [sys.executable, "-c", _LOCKED, start_redis("valkey").url(), when],
         cwd=tmp_path,
         capture_output=True,
         text=True,
