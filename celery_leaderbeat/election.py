@@ -10,8 +10,8 @@ request can't touch a newer term.
         +----------+ -------------------------------------------------> +--------+
         | standby  |                                                    | leader | --+
         +----------+ <------------------------------------------------- +--------+   | renewed
-              ^        released (stop, step down), lost (the lease            ^      |
-              |        holds another value), lapsed (no renewal in time)     +------+
+              ^        released (stop, step down, a newer release), lost      ^      |
+              |        (the lease is another's), lapsed (no renewal in time)  +------+
             waits for a wake-up, the lease's end, or two looks at a holder that is gone
 
 Trust. A leader trusts its term until `sent + ttl - margin`, where `sent` is the monotonic instant *before* the
@@ -24,6 +24,9 @@ it is a standby. The process dies: its subscription ends with it, and a standby 
 looks a second apart, under an unchanged lease, takes the lease over. The process is frozen, or its network is
 cut: its subscription stands, and the lease expires. The tick loop hangs: after `leaderbeat_stall_timeout` the
 renewals stop. No end of a term ends the process.
+
+Releases. A leader that learns of a candidate of a newer release ends the round that is under way and releases the
+lease; a standby leaves a free lease to it (see `membership`, `standby`).
 
 Authoritative is the lease in Redis; then the trust window, which is never longer; then nothing else.
 
@@ -49,6 +52,7 @@ from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.comparison import Comparison
 from celery_leaderbeat.desk import Desk
 from celery_leaderbeat.errors import StoreError, sentence
+from celery_leaderbeat.handover import Handovers
 from celery_leaderbeat.lease import Lease
 from celery_leaderbeat.listener import Listener
 from celery_leaderbeat.membership import Candidate, Membership
@@ -130,7 +134,7 @@ class Elector:
         )
         self._gained: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._handing_over = False
-        self._handed_to: dict[str, tuple[int, float]] = {}
+        self._handovers = Handovers(settings.lease_ttl)
         self._stepping_down: tuple[Term, str] | None = None
         self._steps_down = 0
         self._thread = threading.Thread(target=self._run, name="leaderbeat-elector", daemon=True)
@@ -324,7 +328,7 @@ class Elector:
                 failures = 0
                 due = self._monotonic() + self.settings.renew_interval
                 newer = self._members.newer
-                if newer is not None and self._may_hand_over(newer):
+                if newer is not None and self._handovers.may(newer.holder, self._monotonic()):
                     return self._hand_over(term, newer)
 
     # -- requests ------------------------------------------------------------------------------------------
@@ -356,11 +360,6 @@ class Elector:
         self._lease.release(term, reason)
         raise _Ended(f"it steps down for {pause:.0f} s: {reason}")
 
-    def _may_hand_over(self, newer: Candidate) -> bool:
-        """Whether to hand over to this candidate, or to wait, since it had the chance and somebody older leads again."""
-        _, again_from = self._handed_to.get(newer.holder, (0, float("-inf")))
-        return self._monotonic() >= again_from
-
     def _hand_over(self, term: Term, newer: Candidate) -> str:
         """Release the lease to a candidate of a newer release, once the round that is under way has ended."""
         self._handing_over = True
@@ -368,9 +367,7 @@ class Elector:
         until = min(longest, self._lease.until - self.settings.margin)
         while self._desk.working and not self._desk.stopping and self._monotonic() < until:
             self._desk.wait(_ROUND)
-        times, _ = self._handed_to.get(newer.holder, (0, 0.0))
-        pause = min(self.settings.lease_ttl * 2.0**times, _LONGEST_RETREAT)
-        self._handed_to[newer.holder] = (times + 1, self._monotonic() + pause)
+        self._handovers.give(newer.holder, self._monotonic())
         reason = f"released for a newer release ({newer.release}, of {newer.holder})"
         self._lease.release(term, reason)
         return reason

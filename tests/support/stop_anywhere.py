@@ -42,8 +42,8 @@ _TRACED = (
 )
 #: Seconds after which a life hangs.
 _HANGS = 30.0
-#: Entries that are due together, and the seconds after which a place is passed over as one that wasn't reached.
-_ENTRIES, _REACHED = 3, 3.0
+#: Entries that are due together, and the seconds after which a life is over in any case.
+_ENTRIES, _LONGEST = 3, 15.0
 
 #: File, line, and the instruction in it (-1 for the line's beginning).
 _Place = tuple[str, int, int]
@@ -88,10 +88,10 @@ class _Life:
         began = time.monotonic()
         sys.settrace(self._called)
         try:
-            while time.monotonic() - began < _REACHED:
+            while time.monotonic() - began < _LONGEST:
                 pause = self.scheduler.tick()
                 sys.settrace(None)
-                if stop_at is None and self._sent():
+                if self._sent(2 if stop_at is None else 3):
                     return False
                 time.sleep(min(pause, 0.01))
                 sys.settrace(self._called)
@@ -104,9 +104,9 @@ class _Life:
             self.scheduler.close()
             self.took = max(self.took, time.monotonic() - began)
 
-    def _sent(self) -> bool:
+    def _sent(self, slots: int) -> bool:
         with self.scheduler.app.connection_for_read() as connection:
-            return bool(connection.default_channel.client.llen(self.queue) >= 2 * _ENTRIES)
+            return bool(connection.default_channel.client.llen(self.queue) >= slots * _ENTRIES)
 
     def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
         if self._fine:

@@ -24,7 +24,7 @@ CLOSED_WITHIN = 1.0
 
 @pytest.mark.parametrize(
     ("how", "fine", "part"),
-    [("close", False, (7, 40)), ("exit", False, (27, 80)), ("close", True, (11, 250))],
+    [("close", False, (7, 60)), ("exit", False, (27, 120)), ("close", True, (11, 400))],
     ids=["at a line, closes in the handler", "at a line, closes on the way out", "at an instruction"],
 )
 def test_a_beat_that_is_told_to_stop_anywhere_stops_at_once_and_leaves_each_slot_with_a_known_end(
