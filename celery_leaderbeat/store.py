@@ -71,6 +71,10 @@ class Keys:
         return self._key("replicas")
 
     @property
+    def releases(self) -> str:
+        return self._key("releases")
+
+    @property
     def events(self) -> str:
         return self._key("events")
 
@@ -92,7 +96,7 @@ class Keys:
 
     @property
     def wake(self) -> str:
-        """Channel: a lease was released."""
+        """Channel: a lease was released, or a replica of a release stands for election."""
         return self._key("wake")
 
     def alive(self, holder: str) -> str:
@@ -295,19 +299,12 @@ class Store:
             )
         return found
 
-    def announce(self, holder: str, now: float, lifetime: float) -> list[str]:
-        """Note that `holder` lives at `now` (Unix seconds); the holders seen within `lifetime` seconds."""
-        with self._translated("the membership"), self._client.pipeline(transaction=False) as pipe:
-            pipe.zadd(self.keys.replicas, {holder: now})
-            pipe.zremrangebyscore(self.keys.replicas, "-inf", now - lifetime)
-            pipe.zrange(self.keys.replicas, 0, -1)
-            found: list[str] = pipe.execute()[-1]
-        return found
-
     def withdraw(self, holder: str) -> None:
         """Take `holder` out of the membership."""
-        with self._translated("the membership"):
-            self._client.zrem(self.keys.replicas, holder)
+        with self._translated("the membership"), self._client.pipeline(transaction=False) as pipe:
+            pipe.zrem(self.keys.replicas, holder)
+            pipe.hdel(self.keys.releases, holder)
+            pipe.execute()
 
     def subscribe(self, *channels: str) -> Subscription:
         """Subscribe to `channels` on a connection of its own."""

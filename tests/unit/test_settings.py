@@ -929,3 +929,24 @@ def test_beat_and_workers_read_the_same_without_a_connection() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [9.0, "CELERY_LEADERBEAT_LEASE_TTL", "redis://cache:6379/0"]
+
+
+# The release
+
+
+@pytest.mark.parametrize(("value", "text"), [(42, "42"), (" v1.10 ", "v1.10"), ("2026-11-30T14:05Z",) * 2])
+def test_a_release_is_read_and_shown(value: Any, text: str) -> None:
+    made = settings(leaderbeat_release=value)
+    assert made.release.text == text
+    assert f"    . leaderbeat release -> {text} (leaderbeat_release)" in made.banner().splitlines()
+
+
+def test_without_a_release_there_is_none_to_show() -> None:
+    assert settings().release.rank == ""
+    assert "release" not in settings().banner()
+
+
+@pytest.mark.parametrize("value", ["deadbeef", "1.2.0rc1", 1.5, True, ["1"], ""])
+def test_a_release_without_an_order_is_refused(value: Any) -> None:
+    message = refusal(leaderbeat_release=value)
+    assert message.startswith(f"leaderbeat_release is {value!r}: it must be something that has an order")
