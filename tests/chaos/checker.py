@@ -8,7 +8,7 @@ A violation is one of
 `doubled`      the guarded effect of a slot counted twice, or a body began twice, where the policy doesn't allow it
 `stale`        a body began after one of a newer epoch or attempt had begun; or its effect counted
 `early`        a message was sent before its slot
-`epoch`        two terms bore one epoch
+`epoch`        two replicas led under one epoch
 `unexplained`  the slot has no end, or one that the policy doesn't know, or that contradicts what was seen; or its
                message was lost where no fault explains it
 `exit`         a process ended by itself
@@ -95,6 +95,7 @@ class _Judge:
         self.arrivals = defaultdict(list)
         for arrival in history.arrivals:
             self.arrivals[arrival.key].append(arrival)
+        self.latest_of = {arrival.key.rpartition("@")[0]: arrival.t for arrival in history.arrivals}
         self.starts: defaultdict[str, list[Body]] = defaultdict(list)
         for body in history.bodies:
             if body.event == "start":
@@ -131,9 +132,13 @@ class _Judge:
         self.found.findings.append(Finding(kind, key, what))
 
     def _epochs(self) -> None:
-        for epoch, count in Counter(term.epoch for term in self.history.terms).items():
-            if count > 1:
-                self._find("epoch", str(epoch), f"{count} terms bear it")
+        # A leader that finds its own lease in Redis after it had lost its trust in it goes on with the same term.
+        leaders = defaultdict(set)
+        for term in self.history.terms:
+            leaders[term.epoch].add((term.beat, term.pid))
+        for epoch, who in leaders.items():
+            if len(who) > 1:
+                self._find("epoch", str(epoch), f"{sorted(who)} led under it")
 
     def _uncalled(self) -> None:
         """Messages and bodies of slots that no version of the code called for."""
@@ -290,7 +295,7 @@ class _Slot:
             else "the audit doesn't know it"
         )
         if self.told and self._waits_for_its_turn():
-            self.judge_.found.ends["waits"] += 1
+            self._allow("not decided yet, behind others of an entry whose slots queue")
             return
         if self.faults.lost_data(self.called.slot - 5, self.called.slot + 15):
             told += ", and Redis lost its data then"
@@ -299,10 +304,12 @@ class _Slot:
     def _waits_for_its_turn(self) -> bool:
         """Whether an earlier slot of its entry is unfinished, and slots of it queue."""
         assert self.told is not None
+        # One by one: while slots of the entry are sent, the others have their turn to come.
+        latest = self.judge_.latest_of.get(self.entry.name, 0.0)
         return (
             self.entry.overlap == "queue"
             and self.told.end in ("returned", "overdue")
-            and self.called.slot > self.judge_.history.ended - _DELIVERY
+            and latest > self.judge_.history.settled - _DELIVERY
         )
 
     def _left_out(self, end: str) -> Iterator[tuple[str, str]]:

@@ -36,8 +36,9 @@ class Collector:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._app = Celery("project", broker="memory://", set_as_current=False)
-        assert fleet.scene is not None
-        self._app.conf.leaderbeat_redis_url = fleet.scene.ledger_url
+        assert fleet.ledger is not None
+        self._app.conf.leaderbeat_redis_url = fleet.ledger.url()
+        self._app.conf.update(fleet.ledger.conf)
         self._ledger = Ledger.for_app(self._app)
         self._ends: dict[str, End] = {}
         self._losses: list[Loss] = []

@@ -8,11 +8,12 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.ledgers import Ledger, start_ledger
 from tests.chaos.schedule import CHANGING, entries, schedule_json
 from tests.chaos.tap import Tap
 from tests.support.faketime import WallClock
@@ -132,13 +133,8 @@ class Fleet:
         self._supervisor = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
         self._own_rabbit: RabbitServer | None = None
         self._rabbit = rabbit
-        self.ledger = RedisServer(
-            # What was written survives a restart; whether it survives is Redis' promise, not ours.
-            require(setup.kind),
-            directory / "ledger",
-            *("--appendonly", "yes", "--appendfsync", "everysec"),
-            name="ledger",
-        )
+        self.broker: RedisServer | None = None
+        self.ledger: Ledger | None = None
         self.scene: Scene | None = None
 
     def now(self) -> float:
@@ -150,11 +146,18 @@ class Fleet:
     def start(self) -> None:
         """Start everything, and wait until it is there."""
         _make_effects(self.effects)
-        self.ledger.start()
+        ledger = self.ledger = start_ledger(self.setup.topology, self.setup.kind, self.directory)
         rabbit = None
         if self.setup.broker == "rabbitmq":
             rabbit = self._rabbit or self._start_rabbit()
-        scene = self.scene = Scene(self.directory, self.ledger, rabbit, conf={**CONF, **self.setup.conf})
+        elif self.setup.topology == "standalone":
+            self.broker = ledger.server
+        else:
+            # A failover may lose messages, and then no scheduler could help.
+            self.broker = RedisServer(require(self.setup.kind), self.directory / "broker", name="broker")
+            self.broker.start()
+        conf = {**CONF, **ledger.conf, **self.setup.conf}
+        scene = self.scene = Scene(self.directory, ledger.server, rabbit, conf=conf)
         if self.setup.broker == "redis":
             scene.conf["broker_transport_options"] = _VISIBILITY
         else:
@@ -182,7 +185,9 @@ class Fleet:
             self._supervisor.join(10)
         if self.scene is not None:
             self.scene.close()
-        self.ledger.stop()
+        for server in (self.broker, self.ledger):
+            if server is not None:
+                server.stop()
         if self._own_rabbit is not None:
             self._own_rabbit.stop()
 
@@ -193,8 +198,10 @@ class Fleet:
 
     def _connect(self, name: str) -> None:
         assert self.scene is not None
-        broker = self.scene.rabbit or self.ledger
-        self.links[f"{name}:ledger"] = self.scene.proxy(self.ledger.port)
+        broker = self.scene.rabbit or self.broker
+        assert broker is not None
+        if "ledger" in self.setup.links:
+            self.links[f"{name}:ledger"] = self.scene.proxy(self.scene.ledger.port)
         proxy = self.links[f"{name}:broker"] = self.scene.proxy(broker.port)
         if name in self.setup.beat_names:
             proxy.tap = lambda connection, data: self.tap.hear(name, connection, data)
@@ -204,7 +211,9 @@ class Fleet:
         assert scene is not None
         broker = self.links[f"{name}:broker"]
         is_beat = name in self.setup.beat_names
-        ledger = self.links[f"{name}:ledger"].redis_url(scene.LEDGER_DB)
+        assert self.ledger is not None
+        link = self.links.get(f"{name}:ledger")
+        ledger = link.redis_url(scene.LEDGER_DB) if link else self.ledger.url()
         env = {
             **scene.env(
                 conf={"redbeat_redis_url": ledger} if "redbeat" in self.setup.scheduler else None,
@@ -293,32 +302,20 @@ class Fleet:
         """Set a beat's wall clock so far ahead, or back."""
         self.clocks[name].set(seconds)
 
-    def restart_ledger(self, down: float, wait: Callable[[float], None]) -> None:
-        """Kill the ledger's server and start it again after a while; it keeps its data."""
-        self.ledger.kill()
-        wait(down)
-        self.ledger.start()
-
-    def flush(self) -> None:
-        """Empty the ledger's database; the broker keeps its messages."""
-        self.ledger.client(Scene.LEDGER_DB).flushdb()
-
     def heal(self) -> None:
         """End whatever may still be broken, and revive whoever is dead."""
         for proxy in self.links.values():
             proxy.resume()
-        self.ledger.thaw()
-        if self.ledger.status != "running":
-            self.ledger.start()
+        assert self.ledger is not None
+        self.ledger.heal()
         for name, process in self.processes.items():
             process.thaw()
             if name in self.clocks:
                 self.step_clock(name, 0)
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal to a process or to the ledger's server."""
-        process = self.ledger if name == "ledger" else self.processes[name]
-        process.kill(number)
+        """Send a signal to a process."""
+        self.processes[name].kill(number)
 
 
 def _make_effects(path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tests.chaos.fleet import Fleet
+from tests.chaos.ledgers import Ledger
 from tests.chaos.plan import Fault
 
 __all__ = ["Nemesis", "Struck"]
@@ -39,6 +40,8 @@ class Nemesis:
         self._before_loss = before_loss
         self._say = say
         self._lock = threading.Lock()
+        #: A failover may take longer than the plan thinks.
+        self._one_at_a_time = threading.Lock()
         self._over = threading.Event()
         self.struck: list[Struck] = []
 
@@ -108,14 +111,26 @@ class Nemesis:
         self._wait(fault.seconds)
         self._fleet.links[fault.target].resume()
 
+    def redis_pause(self, fault: Fault) -> None:
+        """The ledger's server freezes."""
+        with self._one_at_a_time:
+            self._ledger.pause(fault.seconds, self._wait)
+
     def redis_restart(self, fault: Fault) -> None:
-        """The ledger's server dies and comes back with its data."""
-        self._fleet.restart_ledger(fault.seconds, self._wait)
+        """The ledger's server dies; it comes back with its data, or a replica takes its place."""
+        with self._one_at_a_time:
+            self._ledger.restart(fault.seconds, self._wait)
 
     def flush(self, fault: Fault) -> None:
         """The ledger's server loses all that we keep there."""
-        self._before_loss()
-        self._fleet.flush()
+        with self._one_at_a_time:
+            self._before_loss()
+            self._ledger.flush()
+
+    @property
+    def _ledger(self) -> Ledger:
+        assert self._fleet.ledger is not None
+        return self._fleet.ledger
 
     def clock_step(self, fault: Fault) -> None:
         """A beat's wall clock steps, and back after a while."""
@@ -136,7 +151,8 @@ _ACTS: dict[str, Callable[[Nemesis, Fault], None]] = {
     "one-way cut": Nemesis.one_way_cut,
     "delay": Nemesis.delay,
     "redis restart": Nemesis.redis_restart,
-    "redis pause": Nemesis.pause,
+    "redis pause": Nemesis.redis_pause,
+    "failover": Nemesis.redis_restart,
     "flush": Nemesis.flush,
     "clock step": Nemesis.clock_step,
     "rolling deploy": Nemesis.rolling_deploy,

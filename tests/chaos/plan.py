@@ -146,7 +146,7 @@ def _detail(chance: random.Random, kind: str) -> str:
     return ""
 
 
-def kinds_for(topology: str, scheduler: str = "leaderbeat") -> tuple[str, ...]:
+def kinds_for(topology: str) -> tuple[str, ...]:
     """The kinds of faults that make sense over a topology (`standalone`, `sentinel`)."""
-    left_out = {"sentinel": {"redis restart"}, "standalone": {"failover"}}[topology]
+    left_out = {"sentinel": {"redis restart", "flush"}, "standalone": {"failover", "flush"}}[topology]
     return tuple(kind for kind in KINDS if kind not in left_out)

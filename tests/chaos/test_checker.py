@@ -170,8 +170,10 @@ def test_each_violation_is_found_and_nothing_else_is(tell: Callable[[Story], tup
     assert set(story.violations()) == {(kind, key(entry))}
 
 
-def test_two_terms_of_one_epoch_are_found() -> None:
+def test_two_leaders_under_one_epoch_are_found_and_one_that_goes_on_is_not() -> None:
     story = Story()
+    story.terms.append(Term("beat0", 1, EPOCH, BEGAN + 10, BEGAN + 20))
+    assert story.violations() == []
     story.terms.append(Term("beat1", 2, EPOCH, BEGAN + 20, BEGAN + 30))
     assert story.violations() == [("epoch", str(EPOCH))]
 
@@ -276,6 +278,18 @@ def test_a_lookback_that_was_exceeded_is_allowed() -> None:
     story.forget(latest)
     story.said(latest, "missed", "older than lookback reaches", after=10.5)
     assert allowed(story) == {"missed: older than lookback reaches": 1}
+
+
+def test_a_slot_that_queues_behind_others_is_waited_for_only_while_those_are_sent() -> None:
+    queue = replace(MISSED, policy={"catch_up": "all", "overlap": "queue"})
+    story = Story({"m": queue})
+    story.forget(queue, 5)
+    story.ends[key(queue, 5)] = End("overdue", "no leader has decided about it yet", "", 1, BEGAN + 70)
+    assert [kind for kind, _ in story.violations()] == ["unexplained"]
+    story.forget(queue, 4)
+    story.sent(queue, 4, after=25.0)
+    story.ran(queue, 4, after=25.1)
+    assert story.violations() == []
 
 
 def test_an_entry_that_a_deploy_takes_away_needs_no_slots_while_it_is_away() -> None:

@@ -49,6 +49,30 @@ GUARDS = [
     Guard("elect", "epoch floor: highest seen", "tonumber(ARGV[3]) + 1, ", "", None),
     Guard("elect", "epoch floor: server time", ", tonumber(now[1]))", ")", None),
     Guard("elect", "foreign app", "if owner and owner ~= ARGV[4] then", "if false then", None),
+    Guard("elect", "newer release", "if newest and ARGV[8] ~= '1' then", "if false then", None),
+    Guard(
+        "elect",
+        "newer release: in the end somebody leads",
+        "if newest and ARGV[8] ~= '1' then",
+        "if newest then",
+        None,
+    ),
+    Guard("elect", "newer release: newer", "rank > than))", "true))", None),
+    Guard(
+        "elect", "newer release: comparable", "string.sub(rank, 1, 1) == string.sub(than, 1, 1)", "true", None
+    ),
+    Guard("elect", "newer release: stands", " and found.stands == true then", " then", None),
+    Guard("elect", "newer release: lives", " and now_in_us() / 1000000 - seen < 3 then", " then", None),
+    Guard("announce", "foreign app", "if owner and owner ~= ARGV[3] then", "if false then", None),
+    Guard(
+        "announce",
+        "wakes once",
+        "if redis.call('HGET', KEYS[2], ARGV[1]) ~= noted then",
+        "if true then",
+        None,
+    ),
+    Guard("announce", "forgets the dead", "redis.call('ZREM', KEYS[1], holder)", "", None),
+    Guard("announce", "forgets their releases", "redis.call('HDEL', KEYS[2], holder)", "", None),
     Guard("renew", "lease compare", "if held ~= ARGV[1] then", "if not held then", _MISSED),
     Guard(
         "release",
@@ -58,9 +82,36 @@ GUARDS = [
         _MISSED,
     ),
     Guard("register", "lease check", "if held ~= ARGV[1] then", "if false then", None),
-    Guard("register", "last decided", "if tonumber(entry.slot) < tonumber(now) then", "if true then", None),
+    Guard(
+        "register",
+        "last decided",
+        "if why and tonumber(entry.slot) < tonumber(now) then",
+        "if why then",
+        None,
+    ),
+    Guard(
+        "register",
+        "removed",
+        "elseif entry.removed then\n      kind, why",
+        "elseif false then\n      kind, why",
+        None,
+    ),
+    Guard(
+        "register",
+        "removed: defined again",
+        "latest.fingerprint == fingerprint and not latest['until'] then",
+        "latest.fingerprint == fingerprint then",
+        None,
+    ),
     Guard("claim", "lease check", "if held ~= ARGV[1] then", "if false then", _MISSED),
     Guard("claim", "batch identity", "owner == epoch and record[3] == batch", "owner == epoch", _MISSED),
+    Guard(
+        "claim",
+        "a write for who waits for replicas",
+        "    redis.call('PEXPIRE', slot, LONG)\n    verdict = 'repeated'",
+        "    verdict = 'repeated'",
+        None,
+    ),
     Guard(
         "claim", "batch of the own epoch", "owner == epoch and record[3] == batch", "record[3] == batch", None
     ),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["sim_store"]
 
 #: Scripts beside which a crash shows nothing that it doesn't show elsewhere.
-_DULL = ("renew",)
+_DULL = ("announce", "renew")
 
 
 class _Client:

@@ -485,7 +485,7 @@ def fresh_slots(case: Case) -> list[datetime]:
 def by_the_rules(case: Case) -> list[Verdict]:
     """What has to become of all slots, in its order."""
     policy, now = case.plan.policy, case.now
-    current = next(iter(sorted((p for p in case.pauses if p.covers(now)), key=lambda p: p.since)), None)
+    current = next((p for p in case.pauses if p.until is None or p.covers(now)), None)
 
     def alone(slot: datetime) -> tuple[str, str] | None:
         covering = sorted((p for p in case.pauses if p.covers(case.at(slot))), key=lambda p: p.since)
