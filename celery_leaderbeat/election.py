@@ -17,7 +17,8 @@ request can't touch a newer term.
 Trust. A leader trusts its term until `sent + ttl - margin`, where `sent` is the monotonic instant *before* the
 last successful request left, and margin is a tenth of the TTL. The server counts the TTL from a later moment,
 so the trust ends first, as long as the two clocks' rates differ by less than a tenth. Nothing relies on this
-alone: every claim checks the lease again inside Redis.
+alone: every claim checks the lease again inside Redis. A lease with a lower epoch than one that was seen before has come
+back, because Redis has lost what was written since (a failover to a replica that lagged): it is taken over at once.
 
 What happens on failure. Redis doesn't answer: the leader tries again with back-off until its trust ends, then
 it is a standby. The process dies: its subscription ends with it, and a standby that has seen it gone at two
@@ -57,6 +58,7 @@ from celery_leaderbeat.lease import Lease
 from celery_leaderbeat.listener import Listener
 from celery_leaderbeat.membership import Candidate, Membership
 from celery_leaderbeat.remarks import Remarks
+from celery_leaderbeat.server import ServerCheck
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.standby import Standby
 from celery_leaderbeat.store import Store
@@ -129,6 +131,7 @@ class Elector:
             self._lease,
             self._members,
             self._remarks,
+            ServerCheck(settings, self._store),
             comparison,
             holder,
         )

@@ -85,6 +85,10 @@ class Lease:
         """Trust nothing any more."""
         self._held = None
 
+    def has_outlived(self, term: Term) -> bool:
+        """Whether a later term than `term` has been seen: then its lease has come back with the writes of a lost time."""
+        return 0 < term.epoch < self.highest
+
     # -- requests ------------------------------------------------------------------------------------------
 
     def look(self, channel: str | None) -> Look:
@@ -157,9 +161,12 @@ class Lease:
     def release(self, term: Term, reason: str) -> bool:
         """Release the lease of `term`, if it still is that one's. False if Redis doesn't answer: then it expires."""
         keys = self._store.keys
+        sharded = "1" if self._settings.redis.kind == "cluster" else ""
         try:
             released = self._store.run(
-                "release", [keys.lease, keys.released], [term.value, keys.wake, term.epoch, reason[:500]]
+                "release",
+                [keys.lease, keys.released],
+                [term.value, keys.wake, term.epoch, reason[:500], sharded],
             )
         except StoreError as exc:
             logger.warning(

@@ -79,6 +79,16 @@ class Remarks:
                 extra={"action": "left_to_newer", "candidate": holder, "release": release},
             )
 
+    def came_back(self, term: Term, highest: int) -> None:
+        """The lease is an older term's again."""
+        self.complain(
+            "came back",
+            "The lease of epoch %d has come back, though epoch %d has led since: Redis has lost writes, as in a failover "
+            "to a replica that lagged. It is taken over. leaderbeat_min_replicas keeps such a loss from mattering.",
+            term.epoch,
+            highest,
+        )
+
     def foreign(self, identity: str) -> None:
         """The key prefix belongs to another application."""
         self.complain(

@@ -25,7 +25,7 @@ __all__ = ["NOT_YET", "Settings", "unknown_settings"]
 logger = logging.getLogger(__name__)
 
 #: Names that are reserved for features of a later version; setting them is warned about.
-NOT_YET = ("dispatch_threads", "http", "min_replicas")
+NOT_YET = ("dispatch_threads", "http")
 
 _NAMES = (
     "clock",
@@ -33,6 +33,7 @@ _NAMES = (
     "fast_failover",
     "key_prefix",
     "lease_ttl",
+    "min_replicas",
     "policy",
     "publish_timeout",
     "redis_options",
@@ -50,6 +51,8 @@ _SHORTEST_LEASE = 1.0
 _SHORTEST_RETENTION = 60.0
 
 
+#: More Redis replicas than this, nobody has: the number was meant for another setting.
+_MOST_REPLICAS = 100
 #: Longest sleep of beat's loop under this scheduler, in seconds.
 _LONGEST_SLEEP = 1.0
 
@@ -74,6 +77,7 @@ class Settings:
         slot_retention: how long the record of a slot is kept at least.
         clock: `"redis"` or `"local"`: whose time decides when a slot is due.
         events: how many events are kept, about; 0 for none.
+        min_replicas: how many Redis replicas must have a claim before its message is published; 0 for none.
         release: of the code and schedule that this replica runs; an empty one for none.
         origins: name -> where the value came from: `"default"`, the setting as it was spelled, or
             `"broker_url"`, `"broker_write_url"`, `"result_backend"`.
@@ -94,6 +98,7 @@ class Settings:
     slot_retention: float
     clock: str
     events: int
+    min_replicas: int
     release: Release
     origins: Mapping[str, str] = field(repr=False)
 
@@ -137,6 +142,7 @@ class Settings:
             slot_retention=source.seconds("slot_retention", 3600.0),
             clock=source.choice("clock", ("redis", "local"), "redis"),
             events=source.count("events", 10_000),
+            min_replicas=_min_replicas(source),
             release=_release(source),
             origins=MappingProxyType(source.origins),
         )
@@ -162,6 +168,8 @@ class Settings:
             "clock": f"{self.clock} ({self.origins['clock']})",
             "events": f"{self.events} ({self.origins['events']})",
         }
+        if self.min_replicas:
+            lines["min replicas"] = f"{self.min_replicas} ({self.origins['min_replicas']})"
         if self.release.text:
             lines["release"] = f"{self.release} ({self.origins['release']})"
         if self.policy:
@@ -189,6 +197,15 @@ def _key_prefix(source: Source) -> str:
         raise source.refused("key_prefix", value, "it must be a text, not empty, of printable characters")
     if "{" in value or "}" in value:
         raise source.refused("key_prefix", value, "it can't have braces, as it is itself the keys' hash tag")
+    return value
+
+
+def _min_replicas(source: Source) -> int:
+    value = source.count("min_replicas", 0)
+    if value > _MOST_REPLICAS:
+        raise source.refused(
+            "min_replicas", value, f"it is a number of Redis replicas, at most {_MOST_REPLICAS}"
+        )
     return value
 
 

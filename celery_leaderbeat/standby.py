@@ -15,6 +15,7 @@ from celery_leaderbeat.lease import ForeignPrefix, Lease, LeftToNewer
 from celery_leaderbeat.listener import Listener
 from celery_leaderbeat.membership import Membership
 from celery_leaderbeat.remarks import Remarks
+from celery_leaderbeat.server import ServerCheck
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.store import Look, Store
 from celery_leaderbeat.term import Term
@@ -45,6 +46,7 @@ class Standby:
         lease: Lease,
         members: Membership,
         remarks: Remarks,
+        server: ServerCheck,
         comparison: Comparison | None,
         holder: str,
     ) -> None:
@@ -56,6 +58,7 @@ class Standby:
         self._lease = lease
         self._members = members
         self._remarks = remarks
+        self._server = server
         self._comparison = comparison
         self._holder = holder
         self._unable_until = float("-inf")
@@ -92,7 +95,7 @@ class Standby:
     def _turn(self) -> Term | None:
         """Look once, and then stand for election or wait; the term if this replica leads."""
         look, watch, gone = self._look()
-        if watch is not None and watch.term.holder == self._holder:
+        if watch is not None and watch.term.holder == self._holder and not gone:
             # The answer to our election was lost. How long ago isn't known: the trust begins now.
             if self._lease.renew(watch.term) is None:
                 return watch.term
@@ -123,6 +126,7 @@ class Standby:
         if self._watch is not None and self._settings.fast_failover:
             channel = self._store.keys.alive(self._watch.term.holder)
         look = self._lease.look(channel)
+        self._server.once(look.now)
         now = self._clock.monotonic()
         if look.value is not None:
             self._free_since = None
@@ -131,12 +135,18 @@ class Standby:
         watch = self._watch
         if watch is not None and watch.term.value == look.value:
             self._compare(watch.term)
-            return look, watch, watch.gone(look.subscribers, now)
-        self._watch = watch = None if look.value is None else Watch(Term.read(look.value))
-        if watch is not None and watch.term.holder != self._holder:
+            gone = watch.gone(look.subscribers, now)
+        else:
+            self._watch = watch = None if look.value is None else Watch(Term.read(look.value))
+            gone = False
+            if watch is not None and watch.term.holder != self._holder:
+                self._remarks.stands_by(watch.term, look.remaining)
+        if watch is not None and self._lease.has_outlived(watch.term):
+            self._remarks.came_back(watch.term, self._lease.highest)
+            gone = True
+        elif watch is not None and watch.term.holder != self._holder:
             self._lease.highest = max(self._lease.highest, watch.term.epoch)
-            self._remarks.stands_by(watch.term, look.remaining)
-        return look, watch, False
+        return look, watch, gone
 
     def _compare(self, term: Term) -> None:
         now = self._clock.monotonic()

@@ -91,7 +91,8 @@ local function keep_range(key, before, range)
   if known.last == before and known.state == range.state and known.reason == range.reason then
     redis.call('ZREM', key, newest)
     range.first = known.first
-    range.count = known.count + range.count
+    -- 0 where nobody counted them.
+    range.count = known.count > 0 and range.count > 0 and known.count + range.count or 0
   end
   redis.call('ZADD', key, range.last, cjson.encode(range))
   redis.call('ZREMRANGEBYRANK', key, 0, -10001)

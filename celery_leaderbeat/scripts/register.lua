@@ -1,8 +1,8 @@
 -- Decides from which slot entries go on, and writes it for those that are new, have changed or are gone.
 --
 -- A new entry, one whose schedule has another fingerprint, and one that comes back after it was removed count from
--- now: their first slot is their next one. What was due before and undecided is skipped. A stored slot that lies beyond the horizon was written
--- by a clock that had jumped; it is reset to now.
+-- now: their first slot is their next one. What was due before and undecided is skipped. A stored slot that lies
+-- beyond the horizon was written by a clock that had jumped; it is reset to now.
 -- An entry that the schedule no longer has is marked as removed, and forgotten once the mark is older than the limit.
 -- Which fingerprint was in force when is kept too, so that the slots of a time can be computed later.
 --
@@ -32,8 +32,8 @@ local function define(name, fingerprint, since)
   known = readable and type(known) == 'table' and known or {}
   local latest = known[#known]
   if latest and latest.fingerprint == fingerprint and not latest['until'] then
-    if tonumber(latest.since) > tonumber(now) then
-      latest.since = now
+    if tonumber(latest.since) > tonumber(since) then
+      latest.since = since
     end
   else
     if latest and not latest['until'] then
@@ -81,7 +81,15 @@ for i = 5, #ARGV, 2 do
     if tonumber(entry.slot) > horizon then
       kind = 'reset'
       entry.slot = now
-      redis.call('ZREMRANGEBYSCORE', unsent, '(' .. now, '+inf')
+      -- What was missed in the time to come will be decided about anew; what lies before stays explained.
+      for _, text in ipairs(redis.call('ZRANGEBYSCORE', unsent, '(' .. now, '+inf')) do
+        local readable, range = pcall(cjson.decode, text)
+        redis.call('ZREM', unsent, text)
+        if readable and type(range) == 'table' and (tonumber(range.first) or math.huge) <= tonumber(now) then
+          range.last, range.count = now, 0
+          redis.call('ZADD', unsent, now, cjson.encode(range))
+        end
+      end
     end
     entry.fingerprint = fingerprint
     entry.removed = nil

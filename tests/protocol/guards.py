@@ -106,6 +106,13 @@ GUARDS = [
     Guard("claim", "lease check", "if held ~= ARGV[1] then", "if false then", _MISSED),
     Guard("claim", "batch identity", "owner == epoch and record[3] == batch", "owner == epoch", _MISSED),
     Guard(
+        "claim",
+        "a write for who waits for replicas",
+        "    redis.call('PEXPIRE', slot, LONG)\n    verdict = 'repeated'",
+        "    verdict = 'repeated'",
+        None,
+    ),
+    Guard(
         "claim", "batch of the own epoch", "owner == epoch and record[3] == batch", "record[3] == batch", None
     ),
     Guard(
@@ -189,6 +196,14 @@ GUARDS = [
         "overlap: not what was given back",
         "busy = counts and (tonumber(record[6]) or 1) > 1",
         "busy = counts",
+        None,
+    ),
+    Guard("claim", "overlap: owed to the older one first", "> 1 and earlier", "> 1", None),
+    Guard(
+        "claim",
+        "overlap: what may have been sent first",
+        " and state ~= 'claimed' and key)",
+        " and key)",
         None,
     ),
     Guard("claim", "overlap: not itself", "key and key ~= item.key and", "key and", None),

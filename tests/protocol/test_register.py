@@ -129,6 +129,12 @@ def test_an_entry_that_is_kept_keeps_its_definition(ground: Ground) -> None:
     assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(10))]
 
 
+def test_a_request_that_comes_late_does_not_date_a_definition_back(ground: Ground) -> None:
+    _register(ground, 10, "f")
+    assert _register(ground, 9, "f") == "kept"
+    assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(10))]
+
+
 def test_a_changed_schedule_ends_one_definition_and_begins_another(ground: Ground) -> None:
     for now, fingerprint in ((10, "f"), (20, "g"), (30, "f")):
         _register(ground, now, fingerprint)
@@ -207,6 +213,17 @@ def test_a_reset_entry_is_defined_from_now_on_and_has_no_ranges_of_the_time_to_c
     assert _register(ground, 10, "f") == "reset"
     assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(1))]
     assert ground.ranges() == [("missed", 2, 5, 4, "too late")]
+
+
+def test_what_a_jumped_clock_had_missed_before_now_stays_explained_after_the_reset(ground: Ground) -> None:
+    _register(ground, 1, "f")
+    term = _leading(ground)
+    ground.miss(term, 5, 3, reason="too late")
+    ground.miss(term, 10_000, 9_995, reason="a clock had jumped")
+    assert _register(ground, 20, "f") == "reset"
+    assert ground.ranges() == [("missed", 3, 5, 3, "too late"), ("missed", 6, 20, 0, "a clock had jumped")]
+    ground.miss(term, 22, 2, reason="a clock had jumped")
+    assert ground.ranges()[1:] == [("missed", 6, 22, 0, "a clock had jumped")]
 
 
 def test_a_definition_from_the_time_to_come_begins_now_with_the_reset(ground: Ground) -> None:
