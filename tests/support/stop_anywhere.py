@@ -45,7 +45,7 @@ _TRACED = (
 #: Seconds after which a life hangs.
 _HANGS = 30.0
 #: Entries that are due together, and the seconds after which a life is over in any case.
-_ENTRIES, _LONGEST = 3, 15.0
+_ENTRIES, _LONGEST = 3, 20.0
 
 #: File, line, and the instruction in it (-1 for the line's beginning).
 _Place = tuple[str, int, int]
