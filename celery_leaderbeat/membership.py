@@ -70,6 +70,7 @@ class Membership:
                     release.rank,
                     int(stands),
                     keys.wake,
+                    int(self._settings.redis.kind == "cluster"),
                 ],
             )
         except StoreError as exc:

@@ -14,6 +14,7 @@
 --       5 rank of its release, '' for none
 --       6 '1' if it stands for election
 --       7 channel on which replicas wait
+--       8 '1' in a cluster, whose channels may be sharded
 -- Returns  {'foreign'}                        nothing was written
 --          {holder, release, holder, …}       the candidate of the newest release, if newer than this one's, or '' and
 --                                             ''; then all that count as alive
@@ -38,6 +39,10 @@ if ARGV[5] ~= '' then
     redis.call('HSET', KEYS[2], ARGV[1], noted)
     if stands then
       redis.call('PUBLISH', ARGV[7], 'stands')
+      if ARGV[8] == '1' then
+        -- Older servers don't know it, and their channels are all plain.
+        redis.pcall('SPUBLISH', ARGV[7], 'stands')
+      end
     end
   end
 end

@@ -124,6 +124,7 @@ class Ground:
                 Release.read(release or None).rank,
                 int(stands),
                 self.keys.wake,
+                0,
             ],
         )
         return answer

@@ -3,12 +3,14 @@
 url      the ledger's URL; database 1 of the same server is the broker
 part     `[k, n]`: of all places, every n-th from the k-th on
 fine     the places are the package's instructions, rather than lines
+phase    `start`: places are looked for from the first tick on; `sending`: once slots have been sent, and the place is
+         passed a few times before it counts
 
 how      `close`: the handler of `celery beat` closes the scheduler and exits, as on SIGTERM; `exit`: it only exits, as
          that of a beat inside a worker does
 
-A place is a line of the package, of its driver, or of the logging that the main thread comes to from the first
-tick on until it has sent slots. There the handler runs. On the way out, the scheduler is closed (once more). Each place is a process of its own, under a
+A place is a line of the package, of its driver, or of the logging that the main thread comes to until it has sent
+some more slots. There the handler runs. On the way out, the scheduler is closed (once more). Each place is a process of its own, under a
 key prefix of its own, and gives a line of JSON.
 """
 
@@ -43,7 +45,7 @@ _TRACED = (
 #: Seconds after which a life hangs.
 _HANGS = 30.0
 #: Entries that are due together, and the seconds after which a life is over in any case.
-_ENTRIES, _LONGEST = 3, 15.0
+_ENTRIES, _LONGEST = 3, 20.0
 
 #: File, line, and the instruction in it (-1 for the line's beginning).
 _Place = tuple[str, int, int]
@@ -82,19 +84,21 @@ class _Life:
         self.places: set[_Place] = set()
         self.took = -1.0
 
-    def run(self, stop_at: _Place | None) -> bool:
+    def run(self, stop_at: _Place | None, phase: str, passes: int) -> bool:
         """Live until the main thread comes to that place, or without one until slots were sent; whether it stopped."""
-        self._stop_at = stop_at
+        self._stop_at, self._passes = stop_at, passes
         began = time.monotonic()
-        sys.settrace(self._called)
+        traced = phase == "start"
         try:
             while time.monotonic() - began < _LONGEST:
+                if traced:
+                    sys.settrace(self._called)
                 pause = self.scheduler.tick()
                 sys.settrace(None)
-                if self._sent(2 if stop_at is None else 3):
+                traced = traced or self._sent(1)
+                if self._sent(3 if stop_at is None else 6):
                     return False
                 time.sleep(min(pause, 0.01))
-                sys.settrace(self._called)
             return False
         except SystemExit:
             return True
@@ -118,9 +122,11 @@ class _Life:
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == ("opcode" if self._fine else "line"):
-            place = (frame.f_code.co_filename, frame.f_lineno, frame.f_lasti if self._fine else -1)
+            place = (frame.f_code.co_filename, frame.f_lineno or 0, frame.f_lasti if self._fine else -1)
             self.places.add(place)
-            if place == self._stop_at:
+            if place == self._stop_at and self._passes:
+                self._passes -= 1
+            elif place == self._stop_at:
                 self._stop_at = None
                 sys.settrace(None)
                 began = time.monotonic()
@@ -176,7 +182,7 @@ def main(what: dict[str, Any]) -> None:
 
     def live(number: int, stop_at: _Place | None) -> dict[str, Any]:
         life = _Life(what["url"], number, what["fine"], what["how"])
-        stopped = life.run(stop_at)
+        stopped = life.run(stop_at, what["phase"], number % 8 if what["phase"] == "sending" else 0)
         places = [] if stop_at else sorted(life.places)
         return {"stopped": stopped, "took": life.took, "errors": complaints.lines[:3], "places": places}
 

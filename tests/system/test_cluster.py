@@ -127,3 +127,19 @@ def test_the_plain_url_of_a_cluster_s_node_is_said_with_the_accepted_form(
     line = beat.wait_for_log("is a node of a cluster", PATIENCE)
     assert "leaderbeat_redis_url = 'redis+cluster://" in line.text
     check(scene, [beat])
+
+
+@pytest.mark.schedule(SCHEDULE)
+@pytest.mark.parametrize("kind", ["valkey", "redis62"])
+def test_in_a_cluster_a_newer_release_leads_long_before_the_next_renewal(
+    scene: Scene, start: StartCluster, kind: str
+) -> None:
+    cluster = start(kind)
+    conf = {"leaderbeat_redis_url": url(cluster), "leaderbeat_lease_ttl": 300}
+    old = scene.start_beat(conf={**conf, "leaderbeat_release": 1})
+    wait_for(lambda: _led_by(cluster, old), PATIENCE, "a leader")
+    new = scene.start_beat(conf={**conf, "leaderbeat_release": 2})
+    wait_for(lambda: _led_by(cluster, new), 30, "the newer release leads; the lease is renewed every 100 s")
+    sent = len(scene.beat_publishes())
+    wait_for(lambda: len(scene.beat_publishes()) > sent, PATIENCE, "the sequence goes on")
+    check(scene, [old, new])

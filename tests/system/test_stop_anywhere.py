@@ -23,18 +23,29 @@ CLOSED_WITHIN = 1.0
 
 
 @pytest.mark.parametrize(
-    ("how", "fine", "part"),
-    [("close", False, (7, 60)), ("exit", False, (27, 120)), ("close", True, (11, 400))],
-    ids=["at a line, closes in the handler", "at a line, closes on the way out", "at an instruction"],
+    ("how", "fine", "phase", "part"),
+    [
+        ("close", False, "start", (7, 90)),
+        ("close", False, "sending", (11, 40)),
+        ("exit", False, "sending", (27, 80)),
+        ("close", True, "sending", (11, 300)),
+    ],
+    ids=["from the start", "while it sends", "while it sends, by an exit", "at an instruction"],
 )
 def test_a_beat_that_is_told_to_stop_anywhere_stops_at_once_and_leaves_each_slot_with_a_known_end(
-    start_redis: Callable[..., RedisServer], tmp_path: Path, how: str, fine: bool, part: tuple[int, int]
+    start_redis: Callable[..., RedisServer],
+    tmp_path: Path,
+    how: str,
+    fine: bool,
+    phase: str,
+    part: tuple[int, int],
 ) -> None:
     every = bool(os.environ.get("LB_EVERY_PLACE"))
     what = {
         "url": start_redis("valkey").url(),
         "how": how,
         "fine": fine,
+        "phase": phase,
         "part": (0, 1) if every else part,
     }
     done = subprocess.run(
@@ -50,10 +61,11 @@ def test_a_beat_that_is_told_to_stop_anywhere_stops_at_once_and_leaves_each_slot
     )
     assert done.returncode == 0, done.stderr
     *lives, summary = map(json.loads, done.stdout.splitlines())
-    assert summary["places"] > 1000
+    assert summary["places"] > 700
     stopped = [life for life in lives if life["stopped"]]
-    assert len(stopped) > 0.8 * len(lives), "nearly all places are come to again"
-    assert sum(life["slots"] > 0 for life in stopped) > len(stopped) / 4, "many have claimed slots before"
+    assert len(stopped) > len(lives) / 2, "most places are come to again"
+    if phase == "sending":
+        assert all(life["slots"] > 0 for life in stopped)
     assert not [life for life in stopped if _wrong(life)]
 
 
