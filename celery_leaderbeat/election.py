@@ -202,8 +202,10 @@ class Elector:
     def step_down(self, term: Term, reason: str) -> None:
         """Release the lease of `term` to another replica, if one is there, and let it be elected for a while.
 
-        Each time in a row that this replica steps down, the while is twice as long, up to five minutes. It
-        ends early when nobody takes the lease for a TTL: then this replica is as good as any.
+        A replica that has stepped down and is still in its while doesn't count: where all fail alike, the lead
+        doesn't go round in a circle. Each time in a row that this replica steps down, the while is twice as
+        long, up to five minutes. It ends early when nobody takes the lease for a TTL: then this replica is as
+        good as any.
         """
         self._stepping_down = (term, reason)
         self._orders.put("step down")
@@ -452,11 +454,18 @@ class Elector:
         order, self._stepping_down = self._stepping_down, None
         if order is None or order[0] != term:
             return
-        reason = order[1]
-        if not self._others:
-            self._complain("alone", "This replica goes on leading, because no other is there: %s.", reason)
-            return
+        reason, now = order[1], self.clock.now()
         pause = min(self.settings.lease_ttl * 2.0**self._steps_down, _LONGEST_RETREAT)
+        try:
+            if not set(self._others) - self._store.retreating(now):
+                self._complain(
+                    "alone", "This replica goes on leading, because no other could do better: %s.", reason
+                )
+                return
+            self._store.retreat(self.holder, now, now + pause)
+        except StoreError as exc:
+            logger.debug("Not stepping down for now: %s", exc)
+            return
         self._steps_down += 1
         self._candidate_from = self._monotonic() + pause
         self._release(term, reason)

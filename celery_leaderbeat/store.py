@@ -8,6 +8,7 @@ retries nothing: every script can be asked again, and the caller knows until whe
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -98,6 +99,11 @@ class Keys:
     @property
     def requests(self) -> str:
         return self._key("requests")
+
+    @property
+    def retreats(self) -> str:
+        """Sorted set: holders that have stepped down, and until when (Unix seconds) they are in retreat."""
+        return self._key("retreats")
 
     @property
     def released(self) -> str:
@@ -296,6 +302,20 @@ class Store:
         """Take `holder` out of the membership."""
         with self._translated("the membership"):
             self._client.zrem(self.keys.replicas, holder)
+
+    def retreat(self, holder: str, now: float, until: float) -> None:
+        """Note that `holder` has stepped down, and can't do better before `until` (Unix seconds)."""
+        key = self.keys.retreats
+        with self._translated("the retreats"), self._client.pipeline(transaction=False) as pipe:
+            pipe.zremrangebyscore(key, "-inf", now)
+            pipe.zadd(key, {holder: until})
+            pipe.expire(key, math.ceil(2 * (until - now)))
+            pipe.execute()
+
+    def retreating(self, now: float) -> set[str]:
+        """The holders that are in retreat at `now` (Unix seconds)."""
+        with self._translated("the retreats"):
+            return set(self._client.zrangebyscore(self.keys.retreats, f"({now}", "+inf"))
 
     def subscribe(self, *channels: str) -> Subscription:
         """Subscribe to `channels` on a connection of its own."""
