@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: venv demo test test-unit test-system test-time lint format clean
+.PHONY: venv demo test test-unit test-system test-time bench-lateness lint format clean
 
 venv: $(STAMP)
 
@@ -33,6 +33,10 @@ test-system: $(STAMP)
 # Every time zone at every change of offset from 2000 to 2037: a quarter of an hour of computing, on two cores.
 test-time: $(STAMP)
 	@LEADERBEAT_ALL_ZONES=1 $(BIN)/python -m pytest -n 2 tests/time $(ARGS)
+
+# How late a leader sends, at 200 slots a second: for an idle machine.
+bench-lateness: $(STAMP)
+	@$(BIN)/python benchmarks/lateness.py $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

@@ -6,7 +6,9 @@ carried forward by the monotonic clock from the latest measurement, so that a st
 moves nothing and all replicas agree.
 
 The server's answer was true at some moment before it arrived. Counting from the arrival therefore gives a
-lower bound of the server's time: at most one round trip late, and never early.
+lower bound of the server's time: at most one round trip late, and never early. Each measurement also says where
+the server's clock can't be: where it contradicts the time carried forward, the server's clock has stepped or this
+host has slept, and the new measurement counts from then on.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ __all__ = ["Clock", "FleetClock"]
 
 #: A measurement older than this (seconds) gives way to any newer one, however slow its round trip was.
 _SAMPLE_LIFETIME = 60.0
+#: Two clocks that are read within this time (seconds) are read at once.
+_AT_ONCE = 0.05
 
 
 class Clock:
@@ -44,6 +48,10 @@ class _Sample:
     monotonic: float
     round_trip: float
 
+    def at(self, monotonic: float) -> float:
+        """The server's time, carried forward to a monotonic instant."""
+        return self.server + (monotonic - self.monotonic)
+
 
 class FleetClock:
     """The time that decides when a slot is due.
@@ -62,7 +70,8 @@ class FleetClock:
     def observe(self, server: float, sent: float, received: float) -> None:
         """Take a measurement: the server said `server` (Unix seconds) between two monotonic instants.
 
-        The smallest round trip wins until it is a minute old: it bounds the error.
+        The smallest round trip wins, since it bounds the error, until it is a minute old or is contradicted: when
+        the answer arrived, the server's clock showed at least `server`, and at most a round trip more.
         """
         sample = _Sample(server, received, received - sent)
         with self._lock:
@@ -71,6 +80,7 @@ class FleetClock:
                 best is None
                 or sample.round_trip <= best.round_trip
                 or received - best.monotonic > _SAMPLE_LIFETIME
+                or not server <= best.at(received) <= server + sample.round_trip
             ):
                 self._sample = sample
 
@@ -80,7 +90,19 @@ class FleetClock:
         sample = self._sample
         if sample is None:
             return 0.0
-        return sample.server + (self.clock.monotonic() - sample.monotonic) - self.clock.wall()
+        return sample.at(self.clock.monotonic()) - self.clock.wall()
+
+    @property
+    def shift(self) -> float:
+        """How far the fleet's clock is ahead of the monotonic one, in seconds: it changes where the clock steps."""
+        sample = self._sample
+        if self.source == "redis" and sample is not None:
+            return sample.server - sample.monotonic
+        while True:
+            before, wall = self.clock.monotonic(), self.clock.wall()
+            # Frozen in between, the two readings don't belong together.
+            if self.clock.monotonic() - before < _AT_ONCE:
+                return wall - before
 
     def at(self, server: float) -> float:
         """What the fleet's clock shows when the server's shows `server`, both in Unix seconds."""
@@ -91,7 +113,7 @@ class FleetClock:
         sample = self._sample
         if self.source != "redis" or sample is None:
             return self.clock.wall()
-        return sample.server + (self.clock.monotonic() - sample.monotonic)
+        return sample.at(self.clock.monotonic())
 
     def utcnow(self) -> datetime:
         """`now` as an aware datetime in UTC."""

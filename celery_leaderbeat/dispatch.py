@@ -17,9 +17,10 @@ from typing import Any
 from celery_leaderbeat.agenda import Agenda
 from celery_leaderbeat.batch import Batch
 from celery_leaderbeat.clock import FleetClock
+from celery_leaderbeat.clock_watch import StepWatch
 from celery_leaderbeat.election import Elector
 from celery_leaderbeat.errors import StoreError
-from celery_leaderbeat.ledger import Ledger, NotLeading
+from celery_leaderbeat.ledger import HORIZON, Ledger, NotLeading
 from celery_leaderbeat.message import Message, build_message, seconds_until
 from celery_leaderbeat.orders import ALL, Orders
 from celery_leaderbeat.pauses import Pause, Pauses
@@ -48,6 +49,9 @@ _LOOK_EVERY = 0.5
 _PAUSES_KEPT = timedelta(days=30)
 #: Longest that the tick loop sleeps, in seconds: it has to show that it comes round, and to look at the orders.
 _LONGEST_SLEEP = 0.5
+#: A step forward of the clock (seconds) within which nobody led. A shorter one is as a tick that came late.
+_STEP = 5.0
+_NEVER = datetime.max.replace(tzinfo=timezone.utc)
 
 
 class Dispatcher:
@@ -81,6 +85,8 @@ class Dispatcher:
             app, settings, clock, elector, plans, self._ledger, self._reports, self._advance
         )
         self._term: Term | None = None
+        self._steps: StepWatch | None = None
+        self._led_since = _NEVER
         self._agenda = Agenda(())
         self._sweep: Sweep | None = None
         self._requested: Requested | None = None
@@ -96,7 +102,8 @@ class Dispatcher:
         """Do what is due under `term`; the seconds until there is more to do."""
         try:
             self._round += 1
-            if term != self._term:
+            if term != self._term or self._clock_stepped():
+                self._term = None
                 self._begin(term)
             self._sender.settle()
             self._put_back(self._sender.go_on())
@@ -154,6 +161,26 @@ class Dispatcher:
         self._pauses, requests = self._orders.look()
         self._requested.look(requests, self._pauses_of, self._clock.utcnow())
 
+    def _clock_stepped(self) -> bool:
+        """Whether the fleet's clock went back so far that the entries have to begin anew."""
+        step = self._steps.step() if self._steps is not None else 0.0
+        if step > _STEP:
+            logger.warning(
+                "The clock that decides when a slot is due went forward by %.0f s; what came due in that time is "
+                "caught up as each entry's policy says.",
+                step,
+                extra={"action": "clock_stepped", "step": step},
+            )
+            self._led_since = self._clock.utcnow()
+        elif step < -HORIZON:
+            logger.warning(
+                "The clock that decides when a slot is due went back by %.0f s; entries that have been decided about "
+                "for a later time count from now.",
+                -step,
+                extra={"action": "clock_stepped", "step": step},
+            )
+        return step < -HORIZON
+
     def _pauses_of(self, plan: Plan) -> Pauses:
         return Pauses(self._pauses.get(plan.name, ()), self._pauses.get(ALL, ()))
 
@@ -161,8 +188,11 @@ class Dispatcher:
         """Go on where the entries stand in Redis."""
         self._sender.drop()
         self._sender.settle()
+        now = self._clock.utcnow()
+        since = datetime.fromtimestamp(self._clock.at(term.since), timezone.utc)
+        self._steps, self._led_since = StepWatch(self._clock), min(since, now)
         fingerprints = {name: plan.fingerprint for name, plan in self._plans.items()}
-        positions = self._ledger.register(term, fingerprints, self._clock.utcnow())
+        positions = self._ledger.register(term, fingerprints, now)
         lost = [
             plan.last
             for name, plan in self._plans.items()
@@ -261,14 +291,13 @@ class Dispatcher:
         A slot whose message can't be built is decided as missed in the next round, so that the slots before
         it are claimed first.
         """
-        led_since = datetime.fromtimestamp(self._clock.at(term.since), timezone.utc)
         try:
-            decisions = plan.decide(now, led_since, self._pauses_of(plan))
+            decisions = plan.decide(now, self._led_since, self._pauses_of(plan))
             if self._looked_in != self._round and any(isinstance(item, Skip) for item in decisions):
                 # The pause may have been lifted since: what came due after that isn't paused.
                 self._pauses, _ = self._orders.look()
                 self._looked_in = self._round
-                decisions = plan.decide(now, led_since, self._pauses_of(plan))
+                decisions = plan.decide(now, self._led_since, self._pauses_of(plan))
         except (StoreError, NotLeading):
             raise
         except Exception:  # noqa: BLE001  # a user's schedule may raise anything; it is logged

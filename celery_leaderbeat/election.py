@@ -34,7 +34,6 @@ run inside a signal handler.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import queue
@@ -42,16 +41,19 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from celery_leaderbeat.backoff import backoff
 from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.errors import StoreError, sentence
+from celery_leaderbeat.lease import ForeignPrefix, Lease
 from celery_leaderbeat.listener import Listener
+from celery_leaderbeat.membership import Membership
+from celery_leaderbeat.remarks import Remarks
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.store import Store
 from celery_leaderbeat.term import Term
+from celery_leaderbeat.watch import Watch
 
 __all__ = ["Elector", "new_holder"]
 
@@ -59,52 +61,17 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks of a standby at the leader's subscription.
 _LOOK_INTERVAL = 0.5
-#: A holder is gone when two looks this far apart (seconds) find no subscription.
-_GONE_AFTER = 1.0
 #: Longest that a replica which stepped down leaves the elections to others, in seconds.
 _LONGEST_RETREAT = 300.0
 #: Longest that a standby waits for its own subscription before it stands for election, in seconds.
 _SUBSCRIBE_FIRST = 0.5
 #: Bounds of the wait between two tries while Redis doesn't answer, in seconds.
 _BACKOFF = (0.05, 1.0)
-#: The same complaint is logged once in this many seconds.
-_COMPLAIN_EVERY = 30.0
 
 
 def new_holder() -> str:
     """The identity of this replica: `host:pid:random`, new for each process."""
     return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
-
-
-@dataclass(frozen=True)
-class _Held:
-    """A term of ours and the monotonic instant until which it may be trusted."""
-
-    term: Term
-    until: float
-
-
-class _Watch:
-    """What a standby has seen of one value of the lease: whether its holder is gone.
-
-    A holder that nobody has ever seen subscribed may be one whose subscription isn't visible; its lease is
-    waited for.
-    """
-
-    def __init__(self, term: Term) -> None:
-        self.term = term
-        self._sighted = term.watched
-        self._gone_since: float | None = None
-
-    def gone(self, subscribers: int | None, now: float) -> bool:
-        """Take a look: how many subscribe to the holder's channel at `now` (None: the server didn't say)."""
-        self._sighted = self._sighted or bool(subscribers)
-        if subscribers != 0 or not self._sighted:
-            self._gone_since = None
-            return False
-        if self._gone_since is None:
-            self._gone_since = now
-        return now - self._gone_since >= _GONE_AFTER
 
 
 class _Ended(Exception):
@@ -137,19 +104,17 @@ class Elector:
         timeout = min(settings.renew_interval, settings.lease_ttl - settings.renew_interval, 2.0)
         self._store = Store(settings, timeout=max(timeout, 0.25))
         self._listener = Listener(settings, clock, holder, self._wake)
-        self._attributes = {"host": socket.gethostname(), "pid": os.getpid(), **(attributes or {})}
+        attributes = {"host": socket.gethostname(), "pid": os.getpid(), **(attributes or {})}
+        self._lease = Lease(settings, clock, self._store, holder, attributes)
+        self._members = Membership(settings, clock, self._store, holder)
+        self._remarks = Remarks(settings, clock.clock, str(attributes.get("fingerprint", "")))
         self._orders: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._gained: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._held: _Held | None = None
-        self._highest = 0
         self._progress = self._monotonic()
         self._stopping = False
         self._stepping_down: tuple[Term, str] | None = None
         self._steps_down = 0
         self._candidate_from = float("-inf")
-        self._others: list[str] = []
-        self._standing_by_for = ""
-        self._complained: dict[str, float] = {}
         self._thread = threading.Thread(target=self._run, name="leaderbeat-elector", daemon=True)
 
     # -- for the tick loop ---------------------------------------------------------------------------------
@@ -174,10 +139,7 @@ class Elector:
 
     def term(self) -> Term | None:
         """The term that this replica may trust right now, or None."""
-        held = self._held
-        if held is None or self._monotonic() >= held.until:
-            return None
-        return held.term
+        return self._lease.trusted()
 
     def trusts(self, term: Term) -> bool:
         """Whether `term` is still ours to act on."""
@@ -196,7 +158,7 @@ class Elector:
 
     def lost(self, term: Term) -> None:
         """A script found that `term` no longer leads."""
-        if self._held is not None and self._held.term == term:
+        if self.trusts(term):
             self._orders.put("look")
 
     def step_down(self, term: Term, reason: str) -> None:
@@ -241,28 +203,30 @@ class Elector:
                     self._lead(term)
             except StoreError as exc:
                 failures += 1
-                self._standing_by_for = ""
-                self._complain("store", "No election: %s Trying again until Redis answers.", sentence(exc))
+                self._remarks.stands_by_for_nobody()
+                self._remarks.complain(
+                    "store", "No election: %s Trying again until Redis answers.", sentence(exc)
+                )
                 self._wait(backoff(failures, *_BACKOFF))
             except Exception:
                 failures += 1
                 logger.exception("The election failed; trying again.", extra={"action": "election_failed"})
                 self._wait(backoff(failures, *_BACKOFF))
-        self._withdraw()
+        self._members.withdraw()
         self._store.close()
 
     def _stand_by(self) -> Term | None:
         """Wait until this replica is elected. None when it is told to stop."""
-        watch: _Watch | None = None
+        watch: Watch | None = None
         announced, began = float("-inf"), self._monotonic()
         free_since: float | None = None
         while not self._stopping:
             now = self._monotonic()
             if now - announced >= self.settings.renew_interval:
-                self._announce()
+                self._members.announce()
                 announced = now
             if self._stalled():
-                self._complain(
+                self._remarks.complain(
                     "stalled",
                     "Not standing for election: the tick loop hasn't come round for %.1f s.",
                     now - self._progress,
@@ -276,10 +240,8 @@ class Elector:
             channel = None
             if watch is not None and self.settings.fast_failover:
                 channel = self._store.keys.alive(watch.term.holder)
-            sent = self._monotonic()
-            look = self._store.look(channel)
+            look = self._lease.look(channel)
             now = self._monotonic()
-            self.clock.observe(look.now, sent, now)
             if look.value is not None:
                 free_since = None
             elif free_since is None:
@@ -287,16 +249,18 @@ class Elector:
             if watch is not None and watch.term.value == look.value:
                 gone = watch.gone(look.subscribers, now)
             else:
-                watch = None if look.value is None else _Watch(Term.read(look.value))
+                watch = None if look.value is None else Watch(Term.read(look.value))
                 gone = False
                 if watch is not None and watch.term.holder == self.holder:
                     # The answer to our election was lost. How long ago isn't known: the trust begins now.
-                    if self._renew(watch.term, adopting=True):
+                    if self._lease.renew(watch.term) is None:
+                        self._show_life()
                         return watch.term
                     watch = None
                     continue
                 if watch is not None:
-                    self._note(watch.term, look.remaining)
+                    self._lease.highest = max(self._lease.highest, watch.term.epoch)
+                    self._remarks.stands_by(watch.term, look.remaining)
             if (watch is None or gone) and self._may_stand(now, free_since):
                 term = self._elect(watch.term.value if watch is not None else "")
                 if term is not None:
@@ -309,13 +273,13 @@ class Elector:
 
     def _may_stand(self, now: float, free_since: float | None) -> bool:
         """Whether this replica stands for election, or leaves it to another after it has stepped down."""
-        if now >= self._candidate_from or not self._others:
+        if now >= self._candidate_from or not self._members.others:
             return True
         return free_since is not None and now - free_since >= self.settings.lease_ttl
 
     def _lead(self, term: Term) -> None:
         """Hold `term` until it ends, and say how it ended."""
-        self._standing_by_for = ""
+        self._remarks.stands_by_for_nobody()
         logger.info(
             "Elected: this replica (%s) leads under epoch %d.",
             self.holder,
@@ -330,7 +294,7 @@ class Elector:
             reason = "released"
         except _Ended as ended:
             reason = str(ended)
-            self._held = None
+            self._lease.drop()
             logger.warning(
                 "No longer the leader under epoch %d: %s. Standing by.",
                 term.epoch,
@@ -338,7 +302,7 @@ class Elector:
                 extra={"action": "lost", "epoch": term.epoch, "holder": self.holder},
             )
         finally:
-            self._held = None
+            self._lease.drop()
             while not self._gained.empty():
                 self._gained.get_nowait()
             self._tell(term, reason)
@@ -350,18 +314,17 @@ class Elector:
         while True:
             order = self._wait(due - self._monotonic())
             if self._stopping:
-                self._release(term, "its replica stops")
+                self._lease.release(term, "its replica stops")
                 return
             now = self._monotonic()
-            held = self._held
-            if held is None or now >= held.until:
+            if now >= self._lease.until:
                 raise _Ended("its lease could not be renewed in time")
             if self._stepping_down is not None:
                 self._step_down(term)
             if order is None and now < due:
                 continue
             if self._stalled():
-                self._complain(
+                self._remarks.complain(
                     "stalled",
                     "Not renewing the lease of epoch %d: the tick loop hasn't come round for %.1f s "
                     "(leaderbeat_stall_timeout is %.1f s).",
@@ -369,14 +332,16 @@ class Elector:
                     now - self._progress,
                     self.settings.stall_timeout,
                 )
-                due = now + min(_LOOK_INTERVAL, held.until - now)
+                due = now + min(_LOOK_INTERVAL, self._lease.until - now)
                 continue
             try:
                 self._renew(term)
             except StoreError as exc:
                 failures += 1
-                self._complain("renew", "Couldn't renew the lease of epoch %d: %s", term.epoch, sentence(exc))
-                due = min(self._monotonic() + backoff(failures, *_BACKOFF), held.until)
+                self._remarks.complain(
+                    "renew", "Couldn't renew the lease of epoch %d: %s", term.epoch, sentence(exc)
+                )
+                due = min(self._monotonic() + backoff(failures, *_BACKOFF), self._lease.until)
             else:
                 failures = 0
                 due = self._monotonic() + self.settings.renew_interval
@@ -384,114 +349,41 @@ class Elector:
     # -- requests ------------------------------------------------------------------------------------------
 
     def _elect(self, takes_over: str) -> Term | None:
-        keys = self._store.keys
         watched = self.settings.fast_failover and self._listener.visible(self._store)
-        sent = self._monotonic()
-        answer = self._store.run(
-            "elect",
-            [keys.lease, keys.epoch, keys.app, keys.released],
-            [
-                self.holder,
-                round(self.settings.lease_ttl * 1000),
-                self._highest,
-                self.settings.app_identity,
-                json.dumps({**self._attributes, "watched": watched, "ttl": self.settings.lease_ttl}),
-                takes_over,
-            ],
-        )
-        if answer[0] == "foreign":
-            self._foreign(answer[1])
+        try:
+            return self._lease.elect(takes_over, watched)
+        except ForeignPrefix as exc:
+            self._remarks.foreign(str(exc))
             self._wait(1.0)
             return None
-        if answer[0] == "held":
-            return None
-        term = Term.read(answer[1])
-        self._observe(answer[2:], sent)
-        self._highest = max(self._highest, term.epoch)
-        self._trust(term, sent)
-        return term
 
-    def _renew(self, term: Term, adopting: bool = False) -> bool:
-        sent = self._monotonic()
-        keys = self._store.keys
-        answer = self._store.run("renew", [keys.lease], [term.value, round(self.settings.lease_ttl * 1000)])
-        if answer[0] != 1:
-            if adopting:
-                return False
-            other = Term.read(answer[1]) if answer[1] else None
-            self._highest = max(self._highest, other.epoch if other else 0)
-            raise _Ended(f"the lease is held by {other.holder}" if other else "the lease is gone")
-        self._observe(answer[1:], sent)
-        self._highest = max(self._highest, term.epoch)
-        self._trust(term, sent)
-        self._announce()
+    def _renew(self, term: Term) -> None:
+        reason = self._lease.renew(term)
+        if reason is not None:
+            raise _Ended(reason)
+        self._show_life()
+
+    def _show_life(self) -> None:
+        self._members.announce()
         self._listener.confirm_visible(self._store)
-        return True
-
-    def _release(self, term: Term, reason: str) -> None:
-        keys = self._store.keys
-        try:
-            released = self._store.run(
-                "release", [keys.lease, keys.released], [term.value, keys.wake, term.epoch, reason[:500]]
-            )
-        except StoreError as exc:
-            logger.warning(
-                "Couldn't release the lease of epoch %d (%s); it expires by itself within %.0f s.",
-                term.epoch,
-                exc,
-                self.settings.lease_ttl,
-                extra={"action": "release_failed", "epoch": term.epoch},
-            )
-            return
-        if released:
-            logger.info(
-                "Handed over: released the lease of epoch %d.",
-                term.epoch,
-                extra={"action": "released", "epoch": term.epoch},
-            )
 
     def _step_down(self, term: Term) -> None:
         order, self._stepping_down = self._stepping_down, None
         if order is None or order[0] != term:
             return
-        reason, now = order[1], self.clock.now()
+        reason = order[1]
         pause = min(self.settings.lease_ttl * 2.0**self._steps_down, _LONGEST_RETREAT)
-        try:
-            if not set(self._others) - self._store.retreating(now):
-                self._complain(
-                    "alone", "This replica goes on leading, because no other could do better: %s.", reason
-                )
-                return
-            self._store.retreat(self.holder, now, now + pause)
-        except StoreError as exc:
-            logger.debug("Not stepping down for now: %s", exc)
+        if not self._members.retreat(pause):
+            self._remarks.complain(
+                "alone", "This replica goes on leading, because no other could do better: %s.", reason
+            )
             return
         self._steps_down += 1
         self._candidate_from = self._monotonic() + pause
-        self._release(term, reason)
+        self._lease.release(term, reason)
         raise _Ended(f"it steps down for {pause:.0f} s: {reason}")
 
-    def _announce(self) -> None:
-        try:
-            seen = self._store.announce(self.holder, self.clock.now(), 3 * self.settings.renew_interval)
-        except StoreError as exc:
-            logger.debug("Couldn't announce this replica: %s", exc)
-            return
-        self._others = [holder for holder in seen if holder != self.holder]
-
-    def _withdraw(self) -> None:
-        try:
-            self._store.withdraw(self.holder)
-        except StoreError as exc:
-            logger.debug("Couldn't withdraw from the membership: %s", exc)
-
     # -- small parts ---------------------------------------------------------------------------------------
-
-    def _trust(self, term: Term, sent: float) -> None:
-        self._held = _Held(term, sent + self.settings.lease_ttl - self.settings.margin)
-
-    def _observe(self, time: list[str], sent: float) -> None:
-        self.clock.observe(int(time[0]) + int(time[1]) / 1e6, sent, self._monotonic())
 
     def _stalled(self) -> bool:
         return self._monotonic() - self._progress > self.settings.stall_timeout
@@ -508,57 +400,6 @@ class Elector:
             return None
         return order
 
-    def _foreign(self, identity: str) -> None:
-        self._complain(
-            "foreign",
-            "The key prefix %r belongs to the application %r, and this one is %r. This replica doesn't lead. Set "
-            "leaderbeat_key_prefix to a prefix of its own (or, if the application was renamed, delete the key %r).",
-            self.settings.key_prefix,
-            identity,
-            self.settings.app_identity,
-            self._store.keys.app,
-            level=logging.ERROR,
-        )
-
     def _tell(self, term: Term, reason: str) -> None:
         if self._changed is not None:
             self._changed(term, reason)
-
-    def _note(self, term: Term, remaining: int) -> None:
-        """Say once for whom this replica stands by."""
-        self._highest = max(self._highest, term.epoch)
-        if term.value != self._standing_by_for:
-            self._standing_by_for = term.value
-            if remaining < 0:
-                logger.warning(
-                    "Standing by for %s, but its lease doesn't expire, so this replica would wait for ever. "
-                    "If nobody of that name leads, delete the key %r.",
-                    term.holder,
-                    self._store.keys.lease,
-                    extra={"action": "standing_by", "epoch": term.epoch, "leader": term.holder},
-                )
-                return
-            logger.info(
-                "Standing by for %s, which leads under epoch %d; its lease has %.1f s left.",
-                term.holder,
-                term.epoch,
-                remaining / 1000,
-                extra={"action": "standing_by", "epoch": term.epoch, "leader": term.holder},
-            )
-            own = str(self._attributes.get("fingerprint", ""))
-            if term.app and term.app != self.settings.app_identity:
-                self._foreign(term.app)
-            elif term.fingerprint and own and term.fingerprint != own:
-                logger.warning(
-                    "The leader's schedule isn't this replica's. That is normal while a new version is rolled "
-                    "out; if it lasts, two applications of the same name share the key prefix %r: set "
-                    "leaderbeat_key_prefix for one of them.",
-                    self.settings.key_prefix,
-                    extra={"action": "schedules_differ", "leader": term.holder},
-                )
-
-    def _complain(self, kind: str, message: str, *args: object, level: int = logging.WARNING) -> None:
-        now = self._monotonic()
-        if now - self._complained.get(kind, -_COMPLAIN_EVERY) >= _COMPLAIN_EVERY:
-            self._complained[kind] = now
-            logger.log(level, message, *args, extra={"action": "election_trouble"})

@@ -18,10 +18,10 @@ from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import Stamp, parse_tick_key, slot_from_us, slot_to_us
 
-__all__ = ["Ledger", "NotLeading"]
+__all__ = ["HORIZON", "Ledger", "NotLeading"]
 
-#: A stored slot this much later than now (µs) was written by a clock that had jumped.
-_HORIZON = 300_000_000
+#: A stored slot this much later than now (seconds) was written by a clock that had jumped.
+HORIZON = 300.0
 #: How long the record of a removed entry is kept, in µs: a week, so that a rollback finds it.
 _REMOVED_LIFETIME = 7 * 86_400_000_000
 #: Entries, or slots, per script where there are many.
@@ -62,7 +62,8 @@ class Ledger(LedgerReader):
             NotLeading: the lease is gone; nothing was written.
         """
         now_us = slot_to_us(now)
-        limits = [str(now_us), str(now_us + _HORIZON), str(now_us - _REMOVED_LIFETIME)]
+        horizon_us = now_us + round(HORIZON * 1e6)
+        limits = [str(now_us), str(horizon_us), str(now_us - _REMOVED_LIFETIME)]
         stored, defined = self.entries(), self.store.fields(self._keys.definitions)
         found = {name: ("kept", stored[name].slot) for name in fingerprints if name in stored}
         pairs = [
@@ -72,7 +73,7 @@ class Ledger(LedgerReader):
             or name not in defined
             or stored[name].fingerprint != fingerprint
             or stored[name].removed
-            or slot_to_us(stored[name].slot) > now_us + _HORIZON
+            or slot_to_us(stored[name].slot) > horizon_us
         ]
         pairs += [(name, "") for name in stored if name not in fingerprints]
         for i in range(0, len(pairs), _CHUNK):

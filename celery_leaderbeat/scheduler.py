@@ -17,6 +17,7 @@ from typing import Any
 from celery import beat
 
 from celery_leaderbeat.clock import Clock, FleetClock
+from celery_leaderbeat.clock_watch import OffsetWatch
 from celery_leaderbeat.dispatch import Dispatcher
 from celery_leaderbeat.election import Elector, new_holder
 from celery_leaderbeat.entries import check_entry, load_plans
@@ -32,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 #: A standby waits at most this long in one tick (seconds): `celery inspect ping` watches the ticks.
 _STANDBY_TICK = 1.0
-#: A wall clock that is further off the server's than this (seconds) is worth a warning.
-_OFFSET = 1.0
 #: `close()` takes about this long at most, in seconds: half for messages on their way, half for the lease.
 _CLOSE_WITHIN = 0.9
 
@@ -49,24 +48,17 @@ class _Running:
             fleet,
             new_holder(),
             {"fingerprint": _schedule_fingerprint(plans)},
-            lambda term, reason: self._changed(app, fleet, term, reason),
+            lambda term, reason: _tell_of(app, term, reason),
         )
         self.dispatcher = Dispatcher(app, settings, fleet, self.elector, plans)
-        self._warned_of_offset = False
+        self.offset = OffsetWatch(fleet)
         self.elector.start()
 
-    def _changed(self, app: Any, clock: FleetClock, term: Term, reason: str) -> None:
-        if reason:
-            leader_lost.send_robust(sender=app, epoch=term.epoch, holder=term.holder, reason=reason)
-            return
-        if abs(clock.offset) > _OFFSET and not self._warned_of_offset:
-            self._warned_of_offset = True
-            logger.warning(
-                "The wall clock of this host is %.1f s off the clock of the Redis server%s.",
-                -clock.offset,
-                ", which decides when a slot is due" if clock.source == "redis" else "",
-                extra={"action": "clock_offset", "offset": clock.offset},
-            )
+
+def _tell_of(app: Any, term: Term, reason: str) -> None:
+    if reason:
+        leader_lost.send_robust(sender=app, epoch=term.epoch, holder=term.holder, reason=reason)
+    else:
         leader_elected.send_robust(sender=app, epoch=term.epoch, holder=term.holder)
 
 
@@ -137,6 +129,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
             running.elector.stop(0.0)
             running = self._running = self._start()
         running.elector.progress()
+        running.offset.look()
         term = running.elector.wait(_STANDBY_TICK)
         if term is None:
             running.dispatcher.idle()

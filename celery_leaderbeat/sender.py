@@ -27,6 +27,7 @@ from typing import Any
 
 from celery_leaderbeat.backoff import backoff
 from celery_leaderbeat.batch import Batch
+from celery_leaderbeat.broker_watch import BrokerWatch
 from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.debts import Debts, tell
 from celery_leaderbeat.election import Elector
@@ -38,7 +39,6 @@ from celery_leaderbeat.publisher import Publisher
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.term import Term
-from celery_leaderbeat.watch import BrokerWatch
 
 __all__ = ["Sender"]
 

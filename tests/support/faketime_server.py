@@ -8,15 +8,12 @@ for a millisecond before it asks again.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
-import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
-import pytest
-
+from tests.support.faketime import faketime_library, missing
 from tests.support.servers import RedisServer, require
 
 __all__ = ["FrozenServer", "require_frozen_server"]
@@ -74,28 +71,12 @@ class FrozenServer(RedisServer):
 
 def require_frozen_server(directory: Path, now_us: int) -> FrozenServer:
     """Start such a server; where that can't be, skip the test, or fail it under `CI=true`."""
-    server = FrozenServer(directory, now_us, _library())
+    server = FrozenServer(directory, now_us, faketime_library())
     server.start()
     for step in (0, 123_456, 9_999_999):
         server.set_time(now_us + step)
         if server.time() != now_us + step:
             server.stop()
-            _missing("the server's clock can't be stopped", platform.machine() == "x86_64")
+            missing("the server's clock can't be stopped", platform.machine() == "x86_64")
     server.set_time(now_us)
     return server
-
-
-def _library() -> Path:
-    require("valkey")
-    spec = importlib.util.find_spec("libfaketime")
-    if spec is not None and spec.origin is not None:
-        for path in sorted(Path(spec.origin).parent.rglob("libfaketime.so*")):
-            return path
-    _missing("no libfaketime wheel", sys.platform == "linux")
-    raise AssertionError("unreachable")
-
-
-def _missing(what: str, obtainable: bool) -> None:
-    if obtainable and os.environ.get("CI", "").lower() in ("1", "true", "yes"):
-        pytest.fail(f"{what}: CI must have it", pytrace=False)
-    pytest.skip(what)

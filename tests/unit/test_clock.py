@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
+import pytest
+
 from celery_leaderbeat.clock import Clock, FleetClock
+from celery_leaderbeat.clock_watch import OffsetWatch, StepWatch
 
 
 class Stepping(Clock):
@@ -59,3 +64,80 @@ def test_before_any_measurement_and_with_the_local_clock_the_host_decides() -> N
     assert local.now() == host.shown
     assert local.offset == 1_000_000.0
     assert FleetClock(host).offset == 0.0
+
+
+def test_a_measurement_that_contradicts_the_estimate_counts_at_once_however_slow_it_was() -> None:
+    host = Stepping()
+    fleet = FleetClock(host)
+    fleet.observe(2_000_000.0, sent=99.99, received=100.0)
+    for stepped in (2_003_600.0, 1_996_400.0):
+        host.ticks += 5
+        fleet.observe(stepped, sent=host.ticks - 1, received=host.ticks)
+        assert fleet.now() == stepped
+
+
+def test_a_host_that_slept_catches_up_with_the_next_measurement() -> None:
+    host = Stepping()
+    fleet = FleetClock(host)
+    fleet.observe(2_000_000.0, sent=99.99, received=100.0)
+    # Its monotonic clock stood still for ten minutes.
+    host.ticks += 5
+    fleet.observe(2_000_605.0, sent=104.5, received=105.0)
+    assert fleet.now() == 2_000_605.0
+
+
+def test_a_step_of_the_fleets_clock_is_noticed_and_the_passing_of_time_is_not() -> None:
+    host = Stepping()
+    fleet = FleetClock(host)
+    fleet.observe(2_000_000.0, sent=99.99, received=100.0)
+    watch = StepWatch(fleet)
+    host.ticks += 1000
+    host.shown += 3600
+    assert watch.step() == 0.0
+    fleet.observe(2_004_600.0, sent=1099.99, received=1100.0)
+    assert watch.step() == 3600.0
+    assert watch.step() == 0.0
+    local = FleetClock(host, "local")
+    watch = StepWatch(local)
+    host.ticks += 10
+    host.shown += 10
+    assert watch.step() == 0.0
+    host.shown -= 3600
+    assert watch.step() == -3600.0
+
+
+class Jerky(Stepping):
+    """A process that is frozen for a minute within a look at two clocks."""
+
+    frozen = False
+
+    def wall(self) -> float:
+        if self.frozen:
+            self.frozen = False
+            self.ticks += 60
+        return self.shown
+
+
+def test_a_process_that_is_frozen_within_a_look_sees_no_step() -> None:
+    host = Jerky()
+    watch = StepWatch(FleetClock(host, "local"))
+    host.frozen = True
+    host.shown += 60
+    assert watch.step() == 0.0
+
+
+def test_a_wall_clock_that_is_off_is_told_once_and_again_when_it_is_right(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host = Stepping()
+    fleet = FleetClock(host)
+    fleet.observe(1_000_000.0, sent=99.99, received=100.0)
+    watch = OffsetWatch(fleet)
+    told = []
+    with caplog.at_level(logging.INFO):
+        for offset in (0.0, 0.9, 1.5, 0.9, 1.5, 1.5, 0.9, 1.5, 0.4, 0.4, 0.9, -2.0, -2.0):
+            caplog.clear()
+            host.shown = 1_000_000.0 + offset
+            watch.look()
+            told += [(offset, record.levelname) for record in caplog.records]
+    assert told == [(1.5, "WARNING"), (0.4, "INFO"), (-2.0, "WARNING")]

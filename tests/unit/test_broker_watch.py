@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from celery_leaderbeat.broker_watch import BrokerWatch
 from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.message import Outcome
 from celery_leaderbeat.term import Term
-from celery_leaderbeat.watch import BrokerWatch
 
 TERM = Term(value="x", holder="me", epoch=1)
 SILENCE = 7.5
