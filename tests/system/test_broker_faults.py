@@ -22,9 +22,10 @@ from tests.system.test_slots import pretend_outage
 #: The machine may be busy with others.
 PATIENCE = 40.0
 
+#: A plain task shows that a slot isn't sent twice; a fenced one, that it doesn't run twice if it is.
 BOTH = {
-    prefer: {"task": "project.fenced", "every": 1.0, "policy": {"catch_up": "all", "prefer": prefer}}
-    for prefer in ("missed", "duplicate")
+    prefer: {"task": f"project.{task}", "every": 1.0, "policy": {"catch_up": "all", "prefer": prefer}}
+    for prefer, task in (("missed", "record"), ("duplicate", "fenced"))
 }
 GOOD = {"good": {"task": "project.record", "every": 1.0, "policy": {"catch_up": "all"}}}
 
@@ -92,6 +93,12 @@ def test_a_broker_that_is_mute_for_the_leader_alone_costs_it_the_lead_within_the
     assert_nothing_twice(celery_setup)
     unknown = gaps(sends(celery_setup, "missed"))
     assert all(first.find(re.compile(r"Entry 'missed': the slot .* is missed: unconfirmed")) for _ in unknown)
+    # What was held back comes late.
+    first.broker_proxy.resume()
+    celery_setup.add_worker()
+    for entry in BOTH:
+        wait_until_run(celery_setup, entry)
+    assert_nothing_twice(celery_setup)
 
 
 @contextmanager
@@ -235,18 +242,26 @@ def test_a_slot_that_a_dead_connection_swallowed_is_sent_again_or_reported(scene
 )
 @pytest.mark.matrix("redis+rabbitmq")
 def test_no_slot_counts_as_sent_before_rabbitmq_says_that_it_took_it(scene: Scene) -> None:
-    beat = scene.start_beat(proxied=("broker",))
+    (scene.directory / "blind.py").write_text(BLIND)
+    beat = scene.start_beat(proxied=("broker",), env={"LB_PLUGIN": str(scene.directory / "blind.py")})
     leader(scene)
     wait_for_sends(scene, 2)
     beat.broker_proxy.freeze("up")
-    wait_for(lambda: beat.find("is not sent yet"), PATIENCE, "it is noticed")
-    before = sends(scene)
-    claimed = {key.partition(":slot:")[2] for key in scene.redis.scan_iter(match="*:slot:*")}
-    for key in claimed - set(before):
-        assert scene.slot(key)["state"] != "sent"
+    tried = {record.key for record in scene.publishes("before")}
+
+    def swallowed() -> set[str]:
+        return {record.key for record in scene.publishes("before")} - tried
+
+    wait_for(swallowed, PATIENCE, "a publish leaves, and doesn't arrive")
+    beat.wait_for_log(re.compile("unconfirmed|is not sent yet"), PATIENCE)
+    assert not swallowed() & set(sends(scene))
+    # What was held back is lost with its connections.
     beat.broker_proxy.reset()
     beat.broker_proxy.resume()
     wait_for_sends(scene, 4)
+    scene.start_worker()
+    for entry in BOTH:
+        wait_until_run(scene, entry)
     assert not gaps(sends(scene, "duplicate"))
     assert_nothing_twice(scene)
 
@@ -388,3 +403,24 @@ def test_what_the_broker_refuses_of_one_entry_holds_up_no_other(scene: Scene) ->
     assert not [
         line for beat in beats for line in beat.find(re.compile("steps down|out of reach|unconfirmed"))
     ]
+
+
+# Several hosts
+
+
+@pytest.mark.schedule(GOOD)
+@pytest.mark.conf(leaderbeat_publish_timeout=1)
+@either_broker
+def test_a_mute_host_is_followed_by_the_next_one_of_the_url(scene: Scene) -> None:
+    broker = scene.rabbit or scene.ledger
+    mute, refusing = scene.proxy(broker.port), scene.proxy(broker.port)
+    mute.freeze()
+    refusing.cut()
+    urls = [
+        proxy.amqp_url(scene.vhost) if scene.rabbit else proxy.redis_url(scene.BROKER_DB)
+        for proxy in (mute, refusing)
+    ]
+    beat = scene.start_beat(env={"CELERY_BROKER_URL": ";".join([*urls, scene.broker_url])})
+    wait_for_sends(scene, 3)
+    assert not gaps(sends(scene, "good"))
+    assert not beat.find(re.compile("is missed|Traceback"))
