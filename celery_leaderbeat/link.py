@@ -156,7 +156,11 @@ class Link:
         for _ in range(100):
             if not select.select([connection.sock], [], [], 0)[0]:
                 return
-            connection.blocking_read(self._patience)
+            try:
+                connection.blocking_read(self._patience)
+            except TimeoutError:
+                # A part of what is coming, or TLS talking to itself; whether it is alive, a question has to show.
+                return
 
     @property
     def _patience(self) -> float:
@@ -165,7 +169,7 @@ class Link:
 
     @property
     def _driver(self) -> str:
-        return str(self._connection.transport.driver_type)
+        return _driver_of(self._connection)
 
     def _options(self) -> dict[str, Any]:
         """Transport options that bound every wait of the connection.
@@ -173,7 +177,7 @@ class Link:
         The Redis client must not repeat a push whose answer didn't come, and RabbitMQ has to say that it took the
         message: a publish alone tells nothing.
         """
-        driver = self._app.connection_for_write().transport.driver_type
+        driver = _driver_of(self._app.connection_for_write())
         timeout = self._timeout
         if driver == "redis":
             return {
@@ -204,6 +208,14 @@ class Link:
     def _on_unblocked(self) -> None:
         logger.info("The broker takes messages again.", extra={"action": "broker_unblocked"})
         self._unblocked = True
+
+
+def _driver_of(connection: Any) -> str:
+    """`"redis"`, `"amqp"` (kombu's own driver), or `""`: one of which nothing special is known."""
+    transport = connection.transport
+    if transport.driver_name == "py-amqp":
+        return "amqp"
+    return "redis" if transport.driver_type == "redis" else ""
 
 
 def _ping(channel: Any, timeout: float) -> None:
