@@ -159,7 +159,7 @@ def alarmed(rabbit: RabbitServer) -> Iterator[None]:
 
 
 @pytest.mark.schedule(BOTH)
-@pytest.mark.beats(2)
+@pytest.mark.beats(2, proxied=("broker",))
 @pytest.mark.conf(leaderbeat_lease_ttl=6, leaderbeat_publish_timeout=1)
 @pytest.mark.matrix("redis+rabbitmq")
 def test_a_memory_alarm_of_rabbitmq_costs_no_lead_and_at_most_the_slot_on_its_way(
@@ -169,6 +169,7 @@ def test_a_memory_alarm_of_rabbitmq_costs_no_lead_and_at_most_the_slot_on_its_wa
     wait_for_sends(celery_setup, 2)
     with alarmed(celery_setup.rabbit):
         first.wait_for_log("The broker has blocked the connection", timeout=PATIENCE)
+        accepted = first.broker_proxy.accepted
         for entry in BOTH:
             blocked = rf"Slot {entry}@\S+ is not sent yet: the broker has blocked the connection"
             first.wait_for_log(re.compile(blocked), timeout=PATIENCE)
@@ -176,7 +177,10 @@ def test_a_memory_alarm_of_rabbitmq_costs_no_lead_and_at_most_the_slot_on_its_wa
         until = time.monotonic() + 4
         wait_for(lambda: time.monotonic() > until, PATIENCE, "it would have stepped down")
         assert len(first.find("unconfirmed")) <= 1
+        assert first.broker_proxy.accepted == accepted, "a new connection would cost one more slot"
     first.wait_for_log("The broker takes messages again")
+    # The old one still has a confirm to come, which would be taken for another message's.
+    wait_for(lambda: first.broker_proxy.accepted == accepted + 1, PATIENCE, "a new connection is made")
     wait_for_sends(celery_setup, 6)
     assert leader(celery_setup) is first
     assert not first.find("steps down")
@@ -218,12 +222,18 @@ Link._look = lambda self: None
 """
 
 
+def blind(stage: Any) -> dict[str, str]:
+    """The environment of a beat that doesn't look at its connection before it publishes."""
+    path = stage.directory / "blind.py"
+    path.write_text(BLIND)
+    return {"LB_PLUGIN": str(path)}
+
+
 @pytest.mark.schedule(BOTH)
 @pytest.mark.conf(leaderbeat_lease_ttl=6, leaderbeat_publish_timeout=1)
 @either_broker
 def test_a_slot_that_a_dead_connection_swallowed_is_sent_again_or_reported(scene: Scene) -> None:
-    (scene.directory / "blind.py").write_text(BLIND)
-    beat = scene.start_beat(proxied=("broker",), env={"LB_PLUGIN": str(scene.directory / "blind.py")})
+    beat = scene.start_beat(proxied=("broker",), env=blind(scene))
     leader(scene)
     wait_for_sends(scene, 2)
     beat.broker_proxy.forget()
@@ -236,14 +246,35 @@ def test_a_slot_that_a_dead_connection_swallowed_is_sent_again_or_reported(scene
     assert_nothing_twice(scene)
 
 
+@pytest.mark.schedule({"missed": BOTH["missed"]})
+@pytest.mark.conf(leaderbeat_lease_ttl=6, leaderbeat_publish_timeout=1)
+@either_broker
+def test_a_slot_whose_answer_is_lost_is_never_sent_again_where_a_missed_one_is_preferred(
+    scene: Scene,
+) -> None:
+    beat = scene.start_beat(proxied=("broker",), env=blind(scene))
+    leader(scene)
+    wait_for_sends(scene, 2)
+    beat.broker_proxy.freeze("down")
+    beat.wait_for_log(re.compile("Entry 'missed': the slot .* is missed: unconfirmed"), PATIENCE)
+    beat.broker_proxy.reset()
+    beat.broker_proxy.resume()
+    wait_for_sends(scene, 4)
+    scene.start_worker()
+    wait_until_run(scene, "missed")
+    runs = keys_of(scene.runs())
+    assert not gaps(runs), "also the one that was in doubt: it had arrived"
+    assert len(set(runs) - set(sends(scene))) == 1
+    assert_nothing_twice(scene)
+
+
 @pytest.mark.schedule(BOTH)
 @pytest.mark.conf(
     leaderbeat_lease_ttl=6, leaderbeat_publish_timeout=1, broker_transport_options={"confirm_publish": False}
 )
 @pytest.mark.matrix("redis+rabbitmq")
 def test_no_slot_counts_as_sent_before_rabbitmq_says_that_it_took_it(scene: Scene) -> None:
-    (scene.directory / "blind.py").write_text(BLIND)
-    beat = scene.start_beat(proxied=("broker",), env={"LB_PLUGIN": str(scene.directory / "blind.py")})
+    beat = scene.start_beat(proxied=("broker",), env=blind(scene))
     leader(scene)
     wait_for_sends(scene, 2)
     beat.broker_proxy.freeze("up")
@@ -320,12 +351,14 @@ def test_one_replica_goes_on_with_one_copy_of_each_slot_after_an_outage_of_the_b
 
 
 @pytest.mark.schedule(BOTH)
-@pytest.mark.beats(2, proxied=("broker",))
+@pytest.mark.beats(0)
 @pytest.mark.conf(leaderbeat_lease_ttl=6, leaderbeat_publish_timeout=1.5)
 @either_broker
 def test_a_leader_that_is_stopped_while_the_brokers_answer_is_late_leaves_a_slot_with_a_known_end(
     celery_setup: LeaderbeatSetup,
 ) -> None:
+    for _ in range(2):
+        celery_setup.add_beat(proxied=("broker",), env=blind(celery_setup))
     first: BeatNode = leader(celery_setup)
     wait_for_sends(celery_setup, 2)
     first.broker_proxy.freeze("down")
