@@ -24,6 +24,8 @@ __all__ = ["HORIZON", "Ledger", "NotLeading"]
 HORIZON = 300.0
 #: How long the record of a removed entry is kept, in µs: a week, so that a rollback finds it.
 _REMOVED_LIFETIME = 7 * 86_400_000_000
+#: Longest that a claim waits for its replicas, in seconds; and that a look at whether they are there again takes.
+_REPLICATED_WITHIN, _LOOK_WITHIN = 1.0, 0.1
 #: Entries, or slots, per script where there are many.
 _CHUNK = 200
 #: How long a slot that no worker has begun, or that waits for its retry or its next attempt, counts as unfinished, in ms.
@@ -34,6 +36,18 @@ _APP_ATTRIBUTE = "_leaderbeat_ledger"
 
 class NotLeading(Exception):
     """A script found that the term no longer holds the lease; it has written nothing."""
+
+
+class NotReplicated(Exception):
+    """Claims are written, but fewer Redis replicas than `leaderbeat_min_replicas` have them.
+
+    Attributes:
+        answers: what the claims were answered.
+    """
+
+    def __init__(self, answers: list[str], reason: str) -> None:
+        super().__init__(reason)
+        self.answers = answers
 
 
 class Ledger(LedgerReader):
@@ -54,7 +68,7 @@ class Ledger(LedgerReader):
     def register(
         self, term: Term, fingerprints: Mapping[str, str], now: datetime
     ) -> dict[str, tuple[str, datetime]]:
-        """Where each entry goes on: name -> (kept, new, changed, reset, removed or forgotten; slot).
+        """Where each entry goes on: name -> (kept, new, changed, restored, reset, removed or forgotten; slot).
 
         `fingerprints` names all entries of the schedule.
 
@@ -99,6 +113,7 @@ class Ledger(LedgerReader):
 
         Raises:
             NotLeading: the lease is gone; nothing was claimed.
+            NotReplicated: too few replicas have the claims.
             StoreUnavailable: no answer; ask again with the same batch.
         """
         own = self._keys
@@ -130,8 +145,25 @@ class Ledger(LedgerReader):
                 item["unstarted"] = min(round(claim.unstarted * 1000), _UNSTARTED)
                 keys += map(own.slot, claim.earlier)
             items.append(json.dumps(item))
-        answer = self.store.run("claim", keys, [term.value, term.epoch, batch, *items])
-        return [str(text) for text in self._leading(answer)]
+        args: list[str | int | float] = [term.value, term.epoch, batch, *items]
+        wanted = self.settings.min_replicas
+        if not wanted:
+            return [str(text) for text in self._leading(self.store.run("claim", keys, args))]
+        within = min(_REPLICATED_WITHIN, self.settings.publish_timeout / 2)
+        answer, found = self.store.run_replicated("claim", keys, args, wanted, within)
+        answers = [str(text) for text in self._leading(answer)]
+        if found < wanted and "claimed" in answers:
+            raise NotReplicated(answers, f"{found} of {wanted} Redis replicas had it within {within:g} s")
+        return answers
+
+    def replicas_answer(self) -> bool:
+        """Whether as many Redis replicas as `leaderbeat_min_replicas` have what this connection has written.
+
+        Raises:
+            StoreError: the server doesn't answer, or refuses to say.
+        """
+        wanted = self.settings.min_replicas
+        return self.store.replicas(wanted, _LOOK_WITHIN) >= wanted
 
     def confirm(self, epoch: int, batch: str, outcomes: Mapping[str, str]) -> list[str]:
         """Note what became of a batch's claims: tick key -> `"sent"` or `"unconfirmed"`. Returns the states."""

@@ -33,9 +33,9 @@ from celery.utils.log import get_logger
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_leaderbeat.backoff import backoff
-from celery_leaderbeat.clock import Clock
+from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.link import GivenUp, Link
-from celery_leaderbeat.message import Message, Outcome
+from celery_leaderbeat.message import Message, Outcome, with_instants
 from celery_leaderbeat.tick import slot_text
 
 __all__ = ["Listening", "Publisher"]
@@ -70,16 +70,17 @@ class Publisher:
     Parameters:
         app: the Celery application.
         timeout: longest that one message may take, in seconds, with all that has to be done first.
-        clock: for the idle time of the connection.
+        clock: the fleet's, for what a message says in seconds from its send, and for the idle time of the connection.
         listening: is told how the broker is, in the publishing thread.
     """
 
-    def __init__(self, app: Any, timeout: float, clock: Clock, listening: Listening) -> None:
+    def __init__(self, app: Any, timeout: float, clock: FleetClock, listening: Listening) -> None:
         self._app = app
         self._timeout = timeout
-        self._clock = clock
+        self._fleet_clock = clock
+        self._clock = clock.clock
         self._listening = listening
-        self._link = Link(app, timeout, clock)
+        self._link = Link(app, timeout, clock.clock)
         self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._failures = 0
         self._why = ""
@@ -226,13 +227,11 @@ class Publisher:
         # Who sends by means of their own may not pass by the producer, which asks right before the bytes leave.
         mine = False
         try:
-            if not _sends_as_celery(self._app, task):
-                may_leave()
-                mine = True
-            elif not (self._wanted() and job.allowed()):
+            if not (self._wanted() and job.allowed()):
                 raise GivenUp("this replica no longer leads")
             producer.may_leave = may_leave
             producer.phase = "preparing"
+            # Logging may wait for a lock, so the right to send is taken after it.
             beat_logger.info(
                 "Scheduler: Sending due task %s (%s) for %s",
                 message.entry,
@@ -240,6 +239,9 @@ class Publisher:
                 slot_text(message.slot),
                 extra={"action": "sending", "tick_key": message.key, "epoch": message.stamp.epoch},
             )
+            if not _sends_as_celery(self._app, task):
+                may_leave()
+                mine = True
             with denied_join_result():
                 self._send(message, producer, task)
         except GivenUp as exc:
@@ -254,7 +256,8 @@ class Publisher:
         return Outcome("sent")
 
     def _send(self, message: Message, producer: Any, task: Any) -> None:
-        options = {**message.options, "producer": producer, "task_id": message.task_id}
+        counted = with_instants(message.options, self._fleet_clock.utcnow())
+        options = {**counted, "producer": producer, "task_id": message.task_id}
         if task is not None:
             task.apply_async(message.args, message.kwargs, **options)
         else:

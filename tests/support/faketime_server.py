@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
 
 from tests.support.faketime import faketime_library, missing
+from tests.support.quick_client import QuickClient
 from tests.support.servers import RedisServer, require
 
 __all__ = ["FrozenServer", "require_frozen_server"]
@@ -30,7 +33,11 @@ class FrozenServer(RedisServer):
     """A Valkey server at the time that `set_time` named last, in µs since the Unix epoch."""
 
     def __init__(self, directory: Path, now_us: int, library: Path) -> None:
-        super().__init__(require("valkey"), directory, *_QUICK, name="frozen-valkey")
+        # A path of its own: that of a test's directory may be too long for a socket.
+        self._socket = Path(tempfile.mkdtemp()) / "frozen"
+        listens = ("--unixsocket", str(self._socket))
+        super().__init__(require("valkey"), directory, *_QUICK, *listens, name="frozen-valkey")
+        self._quick: QuickClient | None = None
         path = directory / "now"
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self._now_us = -1
@@ -44,7 +51,7 @@ class FrozenServer(RedisServer):
         }
 
     def set_time(self, now_us: int) -> None:
-        """Set the clock. Back only where all databases are empty."""
+        """Set the clock; back is a step of it, as a real one may make."""
         if now_us == self._now_us:
             return
         self._now_us = now_us
@@ -56,6 +63,12 @@ class FrozenServer(RedisServer):
         # length never changes, so the server never reads half a time.
         os.pwrite(self._file, f"{self._text}.{fraction:06}500\n".encode(), 0)
 
+    def quick_client(self) -> QuickClient:
+        """A client that costs little time, closed when the server is stopped for good."""
+        if self._quick is None:
+            self._quick = QuickClient(self._socket)
+        return self._quick
+
     def time(self) -> int:
         """The time that the server tells, in µs since the Unix epoch."""
         seconds, micros = self.client().time()
@@ -63,7 +76,11 @@ class FrozenServer(RedisServer):
 
     def stop(self) -> None:
         """Kill the server."""
+        if self._quick is not None:
+            self._quick.close()
+            self._quick = None
         super().stop()
+        shutil.rmtree(self._socket.parent, ignore_errors=True)
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

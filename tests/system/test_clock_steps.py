@@ -96,6 +96,28 @@ def test_a_standby_whose_clock_is_off_goes_on_with_the_same_slots_when_it_leads(
     assert complaints(first) == complaints(third) == []
 
 
+@pytest.mark.schedule(
+    {
+        "expiring": {"task": "project.record", "every": 1.0, "options": {"expires": 20}},
+        "later": {"task": "project.record", "every": 1.0, "options": {"countdown": 1}},
+    }
+)
+@pytest.mark.parametrize("offset", [90.0, -90.0], ids=["ahead", "behind"])
+def test_messages_of_a_leader_whose_clock_is_off_expire_and_wait_by_the_fleets_time(
+    scene: Scene, tmp_path: Path, offset: float
+) -> None:
+    scene.start_beat(env=WallClock(tmp_path / "clock", offset).env)
+    scene.start_worker()
+    for entry in ("expiring", "later"):
+        wait_for(
+            lambda entry=entry: len([run for run in scene.runs() if run.key.startswith(f"{entry}@")]) >= 3,
+            PATIENCE,
+            f"{entry} runs",
+        )
+    waited = [run.t - parse_tick_key(run.key)[1].timestamp() for run in scene.runs() if "later@" in run.key]
+    assert min(waited) >= 1.0
+
+
 def test_a_stored_slot_from_the_future_is_reset_aloud_and_the_entry_goes_on(
     scene: Scene, ledger: Ledger
 ) -> None:
