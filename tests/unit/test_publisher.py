@@ -11,7 +11,7 @@ import pytest
 from celery import Celery, Task
 from celery.signals import before_task_publish
 
-from celery_leaderbeat.clock import Clock
+from celery_leaderbeat.clock import Clock, FleetClock
 from celery_leaderbeat.message import Message
 from celery_leaderbeat.publisher import Publisher
 from celery_leaderbeat.tick import Stamp, tick_key
@@ -54,7 +54,7 @@ class _Stage:
         self.app.task(name="detour", base=Detour, shared=False)(body)
         self.app.finalize()
         self.listening = _Listening()
-        self.publisher = Publisher(self.app, 0.3, Clock(), self.listening)
+        self.publisher = Publisher(self.app, 0.3, FleetClock(Clock()), self.listening)
 
     def publish(self, *tasks: str) -> list[Message]:
         messages = [_message(f"{task}{number}", task) for number, task in enumerate(tasks)]
