@@ -119,6 +119,7 @@ class Dispatcher:
                 self._sender.settle()
                 if self._sweep.run():
                     self._sweep_at = self._monotonic() + _SWEEP_EVERY / 4
+            self._sender.look_at_broker(term)
         except NotLeading as exc:
             logger.debug("The lease of epoch %d is not ours any more: %s", term.epoch, exc)
             self._sender.drop()
@@ -218,7 +219,7 @@ class Dispatcher:
             if name in self._plans:
                 self._start(self._plans[name], slot)
         self._agenda = Agenda(self._plans.values())
-        grace = 2 * self._settings.publish_timeout + 0.5
+        grace = self._settings.publish_timeout + 0.5
         self._sweep = Sweep(
             self._app, self._ledger, term, self._plans, self._reports, grace, self._agenda.put
         )

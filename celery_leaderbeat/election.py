@@ -200,8 +200,10 @@ class Elector:
     def step_down(self, term: Term, reason: str) -> None:
         """Release the lease of `term` to another replica, if one is there, and let it be elected for a while.
 
-        Each time in a row that this replica steps down, the while is twice as long, up to five minutes. It
-        ends early when nobody takes the lease for a TTL: then this replica is as good as any.
+        A replica that has stepped down and is still in its while doesn't count: where all fail alike, the lead
+        doesn't go round in a circle. Each time in a row that this replica steps down, the while is twice as
+        long, up to five minutes. It ends early when nobody takes the lease for a TTL: then this replica is as
+        good as any.
         """
         self._stepping_down = (term, reason)
         self._desk.put("step down")
@@ -352,12 +354,12 @@ class Elector:
         if order is None or order[0] != term:
             return
         reason = order[1]
-        if not self._members.others:
+        pause = min(self.settings.lease_ttl * 2.0**self._steps_down, _LONGEST_RETREAT)
+        if not self._members.retreat(pause):
             self._remarks.complain(
-                "alone", "This replica goes on leading, because no other is there: %s.", reason
+                "alone", "This replica goes on leading, because no other could do better: %s.", reason
             )
             return
-        pause = min(self.settings.lease_ttl * 2.0**self._steps_down, _LONGEST_RETREAT)
         self._steps_down += 1
         self._desk.candidate_from = self._monotonic() + pause
         self._lease.release(term, reason)

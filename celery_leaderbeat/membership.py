@@ -81,6 +81,22 @@ class Membership:
         self.others = [holder for holder in answer[2:] if holder != self._holder]
         self.newer = Candidate(answer[0], answer[1]) if answer[0] else None
 
+    def retreat(self, seconds: float) -> bool:
+        """Leave the lead to the others for a while; False if none of them could do better.
+
+        Those that are in retreat themselves couldn't.
+        """
+        try:
+            answer = self._store.run(
+                "retreat",
+                [self._store.keys.retreats],
+                [self._holder, round(seconds * 1000), *self.others],
+            )
+        except StoreError as exc:
+            logger.debug("Couldn't retreat: %s", exc)
+            return False
+        return bool(answer)
+
     def withdraw(self) -> None:
         """This replica is no longer there."""
         try:

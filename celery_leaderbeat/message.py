@@ -25,7 +25,7 @@ _OURS = (POLICY_OPTION, "producer", "retry", "retry_policy", "task_id")
 class Outcome:
     """What became of a message, and why; the kinds are those of `publisher`."""
 
-    kind: Literal["sent", "unreachable", "unsent", "unknown", "impossible"]
+    kind: Literal["sent", "unreachable", "blocked", "unsent", "unknown", "impossible"]
     reason: str = ""
 
 

@@ -8,7 +8,7 @@ What a slot becomes when something goes wrong:
 
 =========================================  ==================================================================
 too few Redis replicas have the claim      given back, and tried again (`replication`)
-no connection, or not ours any more        given back: this leader tries again, or the next one does
+no connection, blocked, not ours any more  given back: this leader tries again, or the next one does
 the outcome of the publish is unknown      prefers missed: unconfirmed, which counts as missed unless a worker
                                            begins it after all; prefers duplicate: given back
 the message can't be built or serialised   missed, with the reason
@@ -28,6 +28,7 @@ from typing import Any
 
 from celery_leaderbeat.backoff import backoff
 from celery_leaderbeat.batch import Batch
+from celery_leaderbeat.broker_watch import BrokerWatch
 from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.debts import Debts, tell
 from celery_leaderbeat.election import Elector
@@ -45,8 +46,6 @@ __all__ = ["Sender"]
 
 logger = logging.getLogger(__name__)
 
-#: Bounds of the wait while the broker can't be reached, in seconds.
-_BROKER_AWAY = (0.1, 5.0)
 #: Wait before a slot whose claim Redis refused is tried again.
 _REFUSED = timedelta(minutes=1)
 #: Bounds of the wait before an entry whose message wasn't taken is tried again, in seconds.
@@ -88,22 +87,26 @@ class Sender:
         self._advance = advance
         self._confirmations = Ledger(settings, settings.publish_timeout)
         self._debts = Debts(ledger)
+        self._watch = BrokerWatch(clock.clock, settings.silence, elector.step_down)
         self._replication = Replication(ledger, settings.min_replicas, clock.clock)
         self._publisher: Publisher | None = None
         self._batch: Batch | None = None
-        self._hold_until = 0.0
-        self._failures = 0
-        self._failing_since: float | None = None
 
     @property
     def held_for(self) -> float:
         """Seconds until it is worth trying again, the broker or the replicas; 0 or less if it is now."""
-        return max(self._hold_until - self._monotonic(), self._replication.held_for)
+        ready = self._publisher is not None and self._publisher.ready
+        return max(0.0 if ready else self._watch.held_for, self._replication.held_for)
 
     def start(self) -> None:
-        """A new term begins."""
-        self._hold_until = 0.0
-        self._failures, self._failing_since = 0, None
+        """A new term begins: connect to the broker, so that it is known to answer before a slot comes due."""
+        self._watch.begin()
+        self._connected()
+
+    def look_at_broker(self, term: Term) -> None:
+        """Keep a connection to the broker; step down from `term` when it has been silent for too long."""
+        self._connected()
+        self._watch.look(term)
 
     def settle(self) -> None:
         """Tell the ledger what it couldn't be told. Raises `StoreError` while it can't."""
@@ -223,11 +226,17 @@ class Sender:
                 )
         return False
 
-    def _publish(self, batch: Batch, messages: list[Message]) -> None:
+    def _connected(self) -> Publisher:
         if self._publisher is None or not self._publisher.usable:
-            self._publisher = Publisher(self._app, self._settings.publish_timeout, self._clock)
-        sent, away = False, ""
-        publish = self._publisher.publish(
+            if self._publisher is not None:
+                self._publisher.abandon()
+            self._publisher = Publisher(self._app, self._settings.publish_timeout, self._clock, self._watch)
+        return self._publisher
+
+    def _publish(self, batch: Batch, messages: list[Message]) -> None:
+        began = self._monotonic()
+        sent, away = False, None
+        publish = self._connected().publish(
             messages,
             allowed=lambda: self._elector.trusts(batch.term),
             on_sent=lambda message: self._confirm(batch, message),
@@ -239,30 +248,22 @@ class Sender:
                 continue
             if outcome.kind == "sent":
                 sent = True
+                began = self._monotonic()
                 self._plans[message.entry].failures = 0
                 if not message.settled:
                     self._debts.add(batch.debt(message))
             else:
-                self._not_sent(batch, message, outcome.kind, outcome.reason)
-            if outcome.kind in ("unreachable", "unknown"):
-                away = outcome.reason
+                self._not_sent(batch, message, outcome)
+            if outcome.kind in ("unreachable", "blocked", "unknown") and away is None:
+                away = outcome
             message.settled = True
-        self._judge_broker(batch.term, sent, away)
-
-    def _judge_broker(self, term: Term, sent: bool, away: str) -> None:
-        """Wait before the next try while the broker can't be reached; step down when that lasts."""
-        if sent or not away:
-            self._failures, self._failing_since = 0, None
-            if sent:
-                self._elector.proven()
-            return
-        now = self._monotonic()
-        self._hold_until = now + backoff(self._failures, *_BROKER_AWAY)
-        self._failures += 1
-        self._failing_since = now if self._failing_since is None else self._failing_since
-        if now - self._failing_since > self._settings.stall_timeout:
-            self._failing_since = now
-            self._elector.step_down(term, f"it can't publish: {away}")
+        if sent:
+            self._elector.proven()
+        if sent or away is None:
+            self._watch.taken()
+        if away is not None:
+            self._watch.not_sent(began, away)
+            self._watch.look(batch.term, tried=True)
 
     def _confirm(self, batch: Batch, message: Message) -> None:
         """Confirm a message; runs in the publishing thread."""
@@ -278,8 +279,8 @@ class Sender:
         else:
             message.settled = True
 
-    def _not_sent(self, batch: Batch, message: Message, kind: str, reason: str) -> None:
-        plan = self._plans[message.entry]
+    def _not_sent(self, batch: Batch, message: Message, outcome: Outcome) -> None:
+        plan, kind, reason = self._plans[message.entry], outcome.kind, outcome.reason
         debt = batch.debt(message)
         self._debts.owe(debt)
         if debt.outcome == "unconfirmed":
@@ -297,7 +298,7 @@ class Sender:
             )
             plan.doom(message.slot, f"it can't be sent: {reason}")
             return
-        if kind != "unreachable":
+        if kind not in ("unreachable", "blocked"):
             # The broker is there: only this entry waits.
             wait = backoff(plan.failures, *_NOT_TAKEN)
             plan.failures += 1
@@ -312,7 +313,10 @@ class Sender:
     # -- the end -------------------------------------------------------------------------------------------
 
     def drop(self) -> None:
-        """A batch that is still to be claimed when its term ends: give back what may have been claimed."""
+        """The term has ended: leave the broker, and give back what may have been claimed and isn't sent."""
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            publisher.abandon()
         batch, self._batch = self._batch, None
         if batch is not None:
             batch.abandon("its leader lost the lease")

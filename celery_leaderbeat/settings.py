@@ -71,7 +71,7 @@ class Settings:
         renew_interval: time from one renewal to the next.
         fast_failover: take over from a leader whose subscription is gone, before its lease lapses.
         stall_timeout: a tick loop that takes longer than this is no longer renewed.
-        publish_timeout: longest that one publish may take.
+        publish_timeout: longest that one publish may take, with connecting to the broker if that has to be done first.
         run_lease: how long a worker may be frozen or cut off before its run counts as dead.
         policy: the defaults for the policies of all entries.
         slot_retention: how long the record of a slot is kept at least.
@@ -107,6 +107,15 @@ class Settings:
         """Seconds by which a leader's trust in its lease ends before the lease can."""
         return self.lease_ttl / 10
 
+    @property
+    def silence(self) -> float:
+        """Seconds without a sign of life from the broker after which a leader leaves the lead to another replica.
+
+        Half the TTL, so that with a publish that hangs at the wrong moment another one leads within the TTL.
+        """
+        spare = 0.75 * (self.lease_ttl - self.publish_timeout)
+        return max(min(self.lease_ttl / 2, spare), self.margin)
+
     @classmethod
     def from_app(cls, app: Any, warn: bool = True) -> Settings:
         """Read and validate the settings of `app`. Opens no connection.
@@ -135,7 +144,7 @@ class Settings:
             lease_ttl=lease_ttl,
             renew_interval=source.seconds("renew_interval", lease_ttl / 3),
             fast_failover=source.flag("fast_failover", True),
-            stall_timeout=source.seconds("stall_timeout", max(lease_ttl, 2 * publish_timeout + 2)),
+            stall_timeout=source.seconds("stall_timeout", max(lease_ttl, publish_timeout + 2)),
             publish_timeout=publish_timeout,
             run_lease=source.seconds("run_lease", 30.0),
             policy=MappingProxyType(dict(policy)),
@@ -234,12 +243,12 @@ def _check_timings(settings: Settings, source: Source) -> None:
             f"{cite('publish_timeout')} must be shorter than {cite('lease_ttl')}: a publish has to end while "
             "the lease still holds."
         )
-    quiet = max(2 * settings.publish_timeout + 0.5, _LONGEST_SLEEP)
+    quiet = max(settings.publish_timeout + 0.5, _LONGEST_SLEEP)
     if settings.stall_timeout <= quiet:
         raise SettingsError(
-            f"{cite('stall_timeout')} must be longer than {quiet:g} s, which is twice {cite('publish_timeout')} "
-            f"plus half a second (connecting and publishing), and at least {_LONGEST_SLEEP:g} s (the loop's "
-            "sleep): else a slow publish looks like a loop that hangs."
+            f"{cite('stall_timeout')} must be longer than {quiet:g} s, which is {cite('publish_timeout')} plus half "
+            f"a second, and at least {_LONGEST_SLEEP:g} s (the loop's sleep): else a slow publish looks like a loop "
+            "that hangs."
         )
     if settings.run_lease < _SHORTEST_LEASE:
         raise SettingsError(

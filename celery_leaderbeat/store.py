@@ -91,6 +91,11 @@ class Keys:
         return self._key("requests")
 
     @property
+    def retreats(self) -> str:
+        """Sorted set: holders that have stepped down, and until when (Unix ms) they are in retreat."""
+        return self._key("retreats")
+
+    @property
     def released(self) -> str:
         return self._key("released")
 

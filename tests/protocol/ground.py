@@ -133,6 +133,13 @@ class Ground:
         """So many seconds have passed since the replica was seen."""
         self.client.zincrby(self.keys.replicas, -seconds, holder)
 
+    def retreat(self, holder: str, seconds: float, *others: str) -> int:
+        """The answer of `retreat`."""
+        answer: int = self.store.run(
+            "retreat", [self.keys.retreats], [holder, round(seconds * 1000), *others]
+        )
+        return answer
+
     def elect(self, holder: str = "one", **options: Any) -> Term:
         """A term that has just been won."""
         answer = self.stand(holder, **options)

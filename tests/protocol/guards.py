@@ -63,6 +63,21 @@ GUARDS = [
     ),
     Guard("elect", "newer release: stands", " and found.stands == true then", " then", None),
     Guard("elect", "newer release: lives", " and now_in_us() / 1000000 - seen < 3 then", " then", None),
+    Guard(
+        "retreat",
+        "somebody who could do better",
+        "if not redis.call('ZSCORE', KEYS[1], ARGV[i]) then",
+        "if true then",
+        None,
+    ),
+    Guard("retreat", "retreats end", "redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', whole(now))", "", None),
+    Guard(
+        "retreat",
+        "the longest keeps the set",
+        "math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[2]))",
+        "ARGV[2]",
+        None,
+    ),
     Guard("announce", "foreign app", "if owner and owner ~= ARGV[3] then", "if false then", None),
     Guard(
         "announce",

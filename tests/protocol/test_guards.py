@@ -30,6 +30,7 @@ from tests.protocol import (
     test_register,
     test_releases,
     test_requests,
+    test_retreat,
     test_write_off,
 )
 from tests.protocol.conftest import EXPLORED_DB
@@ -56,6 +57,7 @@ CONTRACTS = {
     "renew": (test_election,),
     "renew_run": (test_finish, test_crash),
     "resume": (test_pause,),
+    "retreat": (test_retreat,),
     "write_off": (test_write_off,),
 }
 

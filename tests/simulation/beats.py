@@ -72,13 +72,21 @@ def sim_publisher(world: World) -> type:
     """A `Publisher` that publishes in the tick's own thread, to the world's broker."""
 
     class SimPublisher:
-        def __init__(self, app: Any, timeout: float, clock: Any) -> None:
+        def __init__(self, app: Any, timeout: float, clock: Any, listening: Any) -> None:
             self._app = app
-            self.patience = 2 * timeout + 0.5
+            self._listening = listening
+            self.patience = timeout + 0.25
             self.usable = True
+            self.ready = False
 
         def abandon(self) -> None:
             self.usable = False
+
+        def _look(self) -> None:
+            if self.usable and not world.broker.away:
+                self._listening.heard()
+            elif self.usable:
+                world.hub.after(1.0, self._look)
 
         def publish(
             self,
@@ -96,6 +104,8 @@ def sim_publisher(world: World) -> type:
                     outcome = unreachable or self._publish(message, allowed)
                 if outcome.kind == "unreachable":
                     unreachable = outcome
+                if outcome.kind in ("unreachable", "unknown"):
+                    world.hub.after(1.0, self._look)
                 if message.outcome is None:
                     message.outcome = outcome
                 if outcome.kind == "sent":

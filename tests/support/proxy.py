@@ -36,8 +36,9 @@ class Proxy:
     """Forwards a loopback port to `port` on `host`, until told otherwise.
 
     `delay` slows a direction down, `freeze` holds back what comes (a half-open link: connections stay, and
-    new ones are accepted, but nothing arrives), `reset` breaks the connections there are, `cut` also refuses
-    new ones. `resume` ends all of that; what was held back is then delivered.
+    new ones are accepted, but nothing arrives), `forget` swallows whatever comes over the connections there are
+    while new ones work, `reset` breaks the connections there are, `cut` also refuses new ones. `resume` ends all
+    of that but what was forgotten; what was held back is then delivered.
     """
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
@@ -51,6 +52,7 @@ class Proxy:
         self._lanes: dict[str, _Lane] = {}
         self._server: asyncio.Server | None = None
         self._accepted: set[asyncio.BaseTransport] = set()
+        self._forgotten: set[asyncio.StreamWriter] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
@@ -106,6 +108,15 @@ class Proxy:
         def act() -> None:
             for lane in self._chosen(direction):
                 lane.open.clear()
+
+        self._call(act)
+
+    def forget(self) -> None:
+        """Let what comes over the connections there are vanish, as a router does that has dropped them from its
+        table; nobody is told, and new ones are accepted."""
+
+        def act() -> None:
+            self._forgotten |= self._writers
 
         self._call(act)
 
@@ -207,6 +218,7 @@ class Proxy:
             for each in pair:
                 _abort(each)
                 self._writers.discard(each)
+                self._forgotten.discard(each)
             self._tasks.discard(task)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
@@ -231,6 +243,10 @@ class Proxy:
                 due, data = await queue.get()
                 await asyncio.sleep(max(0.0, due - self._loop.time()))
                 await lane.open.wait()
+                if writer in self._forgotten:
+                    if not data:
+                        return
+                    continue
                 if data is None:
                     raise ConnectionResetError
                 if not data:

@@ -84,9 +84,28 @@ def test_settings_cant_be_changed() -> None:
 
 def test_a_short_lease_shortens_what_depends_on_it() -> None:
     made = settings(leaderbeat_lease_ttl=3)
-    assert (made.renew_interval, made.stall_timeout, made.publish_timeout) == (1, 4, 1)
+    assert (made.renew_interval, made.stall_timeout, made.publish_timeout) == (1, 3, 1)
     assert made.margin == pytest.approx(0.3)
     assert settings(leaderbeat_lease_ttl=60).publish_timeout == 5
+
+
+@pytest.mark.parametrize(
+    ("conf", "silence"),
+    [
+        ({}, 7.5),
+        ({"lease_ttl": 3}, 1.5),
+        ({"lease_ttl": 60}, 30),
+        ({"publish_timeout": 10}, 3.75),
+        ({"publish_timeout": 14.9}, 1.5),
+    ],
+)
+def test_a_publish_that_hangs_ends_within_the_ttl_after_the_longest_silence(
+    conf: dict[str, Any], silence: float
+) -> None:
+    made = settings(**{f"leaderbeat_{name}": value for name, value in conf.items()})
+    assert made.silence == pytest.approx(silence)
+    if made.publish_timeout < 14:
+        assert made.silence + made.publish_timeout < made.lease_ttl
 
 
 # Spellings

@@ -1,0 +1,135 @@
+"""Who gave up on the publishing thread knows what can still happen to each message."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from celery import Celery, Task
+from celery.signals import before_task_publish
+
+from celery_leaderbeat.clock import Clock, FleetClock
+from celery_leaderbeat.message import Message
+from celery_leaderbeat.publisher import Publisher
+from celery_leaderbeat.tick import Stamp, tick_key
+from tests.support.waits import wait_for
+
+SLOT = datetime(2026, 10, 2, 3, tzinfo=timezone.utc)
+
+
+class _Listening:
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+        self.signs = 0
+
+    def heard(self) -> None:
+        self.signs += 1
+
+    def failed(self, since: float, reason: str) -> None:
+        self.failures.append(reason)
+
+
+class _Stage:
+    """An application with a broker in memory, a publisher, and a gate at which publishes wait."""
+
+    def __init__(self) -> None:
+        gate = self.gate = threading.Event()
+        self.reached = reached = threading.Event()
+
+        class Detour(Task):
+            def apply_async(self, *args: Any, **options: Any) -> Any:
+                reached.set()
+                gate.wait(10)
+                options.pop("producer")
+                return super().apply_async(*args, **options)
+
+        def body() -> None:
+            raise AssertionError("nobody runs it")
+
+        self.app = Celery("unit", broker="memory://", set_as_current=False)
+        self.app.task(name="plain", shared=False)(body)
+        self.app.task(name="detour", base=Detour, shared=False)(body)
+        self.app.finalize()
+        self.listening = _Listening()
+        self.publisher = Publisher(self.app, 0.3, FleetClock(Clock()), self.listening)
+
+    def publish(self, *tasks: str) -> list[Message]:
+        messages = [_message(f"{task}{number}", task) for number, task in enumerate(tasks)]
+        settled = list(self.publisher.publish(messages, lambda: True, lambda message: None))
+        assert sorted(m.key for m in settled) == sorted(m.key for m in messages)
+        return messages
+
+    def queued(self) -> int:
+        with self.app.connection_for_write() as connection:
+            channel = connection.channel()
+            return channel._size("celery")
+
+
+def _message(entry: str, task: str) -> Message:
+    stamp = Stamp(key=tick_key(entry, SLOT), entry=entry, slot=SLOT, epoch=1, attempt=1)
+    return Message(
+        entry=entry,
+        slot=SLOT,
+        stamp=stamp,
+        task=task,
+        task_id=entry,
+        prefer="missed",
+        args=(),
+        kwargs={},
+        options={"headers": stamp.headers()},
+    )
+
+
+@pytest.fixture
+def stage() -> Iterator[_Stage]:
+    stage = _Stage()
+    yield stage
+    stage.gate.set()
+    stage.publisher.abandon()
+    wait_for(lambda: not stage.publisher.usable, 5, "the thread has ended")
+    stage.publisher._thread.join(5)
+    with stage.app.connection_for_write() as connection:
+        connection.channel().queue_purge("celery")
+    stage.app.close()
+
+
+def _kinds(messages: list[Message]) -> list[str]:
+    return [message.outcome.kind for message in messages if message.outcome is not None]
+
+
+def test_what_the_broker_takes_is_sent(stage: _Stage) -> None:
+    assert _kinds(stage.publish("plain", "plain")) == ["sent", "sent"]
+    assert stage.queued() == 2
+    assert stage.listening.signs > 0
+    assert stage.listening.failures == []
+
+
+def test_a_message_that_is_given_up_before_its_bytes_leave_never_leaves(stage: _Stage) -> None:
+    def waits(**_: Any) -> None:
+        stage.gate.wait(10)
+
+    before_task_publish.connect(waits, sender="plain")
+    try:
+        assert _kinds(stage.publish("plain", "plain")) == ["unreachable", "unreachable"]
+        assert stage.publisher.usable, "nothing is in doubt"
+        stage.gate.set()
+        assert _kinds(stage.publish("plain")) == ["sent"]
+    finally:
+        before_task_publish.disconnect(waits, sender="plain")
+    assert stage.queued() == 1
+
+
+def test_a_task_that_sends_by_its_own_means_is_in_doubt_once_it_was_asked_to(stage: _Stage) -> None:
+    messages = stage.publish("detour", "plain")
+    assert stage.reached.is_set()
+    assert _kinds(messages) == ["unknown", "unreachable"]
+    assert not stage.publisher.usable
+
+
+def test_an_abandoned_publisher_sends_nothing_more(stage: _Stage) -> None:
+    stage.publisher.abandon()
+    assert set(_kinds(stage.publish("plain"))) <= {"unreachable", "unsent"}
+    assert stage.queued() == 0
