@@ -42,9 +42,12 @@ class Sentinels:
         self.replica.freeze()
         self.primary.client().client_kill_filter(_type="replica")
 
-    def fail_over(self) -> None:
-        """Kill the primary, and wait until the Sentinels have made the replica the primary."""
-        self.primary.kill()
+    def fail_over(self, by_death: bool = True) -> None:
+        """Kill the primary, or tell a Sentinel to; wait until the Sentinels have made the replica the primary."""
+        if by_death:
+            self.primary.kill()
+        else:
+            self.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", self.service)
         self.replica.thaw()
         wait_for(lambda: self.primary_port() == self.replica.port, 20, "the Sentinels name the replica")
         wait_for(
