@@ -68,13 +68,14 @@ def start_sentinels(
     *,
     count: int = 1,
     service: str = "leaderbeat",
-    down_after_ms: int = 500,
+    down_after_ms: int = 2000,
     password: str = "",
     sentinel_password: str = "",
 ) -> Sentinels:
     """Start a primary, a replica of it and `count` Sentinels, and wait until the Sentinels know both.
 
-    `password` is the servers', `sentinel_password` that of the Sentinels.
+    `password` is the servers', `sentinel_password` that of the Sentinels. On a busy machine, a server that is silent
+    for much less than `down_after_ms` isn't down.
     """
     # Without the delay in which a primary waits for more replicas to copy itself to.
     own = ("--repl-diskless-sync-delay", "0")
