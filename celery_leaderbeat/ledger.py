@@ -150,10 +150,11 @@ class Ledger(LedgerReader):
         if not wanted:
             return [str(text) for text in self._leading(self.store.run("claim", keys, args))]
         within = min(_REPLICATED_WITHIN, self.settings.publish_timeout / 2)
-        answer, found = self.store.run_replicated("claim", keys, args, wanted, within)
+        answer, found, refusal = self.store.run_replicated("claim", keys, args, wanted, within)
         answers = [str(text) for text in self._leading(answer)]
         if found < wanted and "claimed" in answers:
-            raise NotReplicated(answers, f"{found} of {wanted} Redis replicas had it within {within:g} s")
+            few = f"{found} of {wanted} Redis replicas had a claim within {within:g} s"
+            raise NotReplicated(answers, f"Redis refuses to wait for replicas: {refusal}" if refusal else few)
         return answers
 
     def replicas_answer(self) -> bool:

@@ -66,7 +66,7 @@ class Replication:
         """Too few replicas had a claim. Said once, until one has succeeded."""
         if not self._failures:
             logger.warning(
-                "Nothing is sent: of a claim, %s (leaderbeat_min_replicas is %d). Slots wait until enough replicas "
+                "Nothing is sent: %s (leaderbeat_min_replicas is %d). Slots wait until enough replicas "
                 "answer, or are missed by their entries' deadlines; are the replicas up, and connected?",
                 reason,
                 self._wanted,

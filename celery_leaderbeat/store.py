@@ -173,13 +173,12 @@ class Store:
         args: Sequence[str | int | float],
         replicas: int,
         within: float,
-    ) -> tuple[Any, int]:
+    ) -> tuple[Any, int, str]:
         """Run a script, and wait until so many `replicas` of the server have what was written before its end.
 
         Waits `within` seconds at most. Both go over one connection, in one round trip: the server counts for the
-        connection that wrote. Returns the script's answer, and how many replicas have it.
-
-        A server that refuses to wait counts as none.
+        connection that wrote. Returns the script's answer, how many replicas have it, and why the server refused to
+        wait, if it did; what is written is written all the same.
 
         Raises:
             StoreUnavailable: no answer; the script may or may not have run.
@@ -188,21 +187,22 @@ class Store:
         call = self._script(script)
         command = [call.sha, len(keys) + 1, self.keys.events, *keys, self._events_kept, *args]
         with self._translated(f"the script {script}"):
-            try:
-                return self._pair(command, replicas, within)
-            except redis.exceptions.NoScriptError:
+            answer, acknowledged = self._pair(command, replicas, within)
+            if isinstance(answer, redis.exceptions.NoScriptError):
                 self._client.script_load(call.script)
-                return self._pair(command, replicas, within)
+                answer, acknowledged = self._pair(command, replicas, within)
+            if isinstance(answer, Exception):
+                raise answer
+        if isinstance(acknowledged, Exception):
+            return answer, 0, str(acknowledged)
+        return answer, int(acknowledged), ""
 
-    def _pair(self, command: Sequence[Any], replicas: int, within: float) -> tuple[Any, int]:
+    def _pair(self, command: Sequence[Any], replicas: int, within: float) -> list[Any]:
         with self._client.pipeline(transaction=False) as pipe:
             pipe.execute_command("EVALSHA", *command)
             pipe.execute_command("WAIT", replicas, round(within * 1000))
-            answer, acknowledged = pipe.execute(raise_on_error=False)
-        if isinstance(answer, Exception):
-            raise answer
-        # What is written is written, also where the server refuses to wait.
-        return answer, 0 if isinstance(acknowledged, Exception) else int(acknowledged)
+            answers: list[Any] = pipe.execute(raise_on_error=False)
+        return answers
 
     def replicas(self, wanted: int, within: float) -> int:
         """How many replicas have what this connection wrote last; waits `within` seconds at most for as many as `wanted`."""

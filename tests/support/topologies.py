@@ -42,9 +42,12 @@ class Sentinels:
         self.replica.freeze()
         self.primary.client().client_kill_filter(_type="replica")
 
-    def fail_over(self) -> None:
-        """Kill the primary, and wait until the Sentinels have made the replica the primary."""
-        self.primary.kill()
+    def fail_over(self, by_death: bool = True) -> None:
+        """Kill the primary, or tell a Sentinel to; wait until the Sentinels have made the replica the primary."""
+        if by_death:
+            self.primary.kill()
+        else:
+            self.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", self.service)
         self.replica.thaw()
         wait_for(lambda: self.primary_port() == self.replica.port, 20, "the Sentinels name the replica")
         wait_for(
@@ -65,13 +68,14 @@ def start_sentinels(
     *,
     count: int = 1,
     service: str = "leaderbeat",
-    down_after_ms: int = 500,
+    down_after_ms: int = 2000,
     password: str = "",
     sentinel_password: str = "",
 ) -> Sentinels:
     """Start a primary, a replica of it and `count` Sentinels, and wait until the Sentinels know both.
 
-    `password` is the servers', `sentinel_password` that of the Sentinels.
+    `password` is the servers', `sentinel_password` that of the Sentinels. On a busy machine, a server that is silent
+    for much less than `down_after_ms` isn't down.
     """
     # Without the delay in which a primary waits for more replicas to copy itself to.
     own = ("--repl-diskless-sync-delay", "0")

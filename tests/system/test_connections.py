@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 import tempfile
 from collections.abc import Callable, Iterator
@@ -181,3 +182,23 @@ def test_what_an_operator_should_know_of_the_server_is_said_once_at_the_start(
     quiet.wait_for_log("doesn't say what it is", PATIENCE)
     quiet.wait_for_log("Standing by", PATIENCE)
     assert not [line for line in quiet.lines() if line.level in ("WARNING", "ERROR")]
+
+
+@pytest.mark.schedule(SCHEDULE)
+@pytest.mark.conf(
+    broker_transport_options={
+        "visibility_timeout": 5,
+        "global_keyprefix": "x:",
+        "max_retries": 1,
+        "socket_timeout": 2,
+    },
+    leaderbeat_redis_url=None,
+)
+def test_the_broker_s_transport_options_are_the_broker_s_alone(scene: Scene) -> None:
+    beat = scene.start_beat()
+    scene.start_worker()
+    wait_for(lambda: len(scene.runs("end")) >= 2, PATIENCE, "slots are sent and run")
+    keys = scene.ledger.client(scene.BROKER_DB).keys("*")
+    assert scene.key("lease") in keys, "our keys have no prefix of others"
+    assert any(key.startswith("x:") for key in keys)
+    assert not beat.find(re.compile("WARNING|Traceback"))

@@ -24,7 +24,7 @@ SCHEDULE = {
     "tick": {"task": "project.fenced", "every": 1.0, "policy": {"catch_up": "all"}},
     "soon": {"task": "project.fenced", "every": 1.0, "policy": {"catch_up": "all", "deadline": 2}},
 }
-HELD = "Nothing is sent: of a claim, 0 of 1 Redis replicas had it within"
+HELD = "Nothing is sent: 0 of 1 Redis replicas had a claim within"
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_more_replicas_than_there_are_keep_the_leader_from_sending_from_the_firs
     scene: Scene, replica: RedisServer
 ) -> None:
     beat = scene.start_beat()
-    line = beat.wait_for_log("Nothing is sent: of a claim, 1 of 2 Redis replicas had it", PATIENCE)
+    line = beat.wait_for_log("Nothing is sent: 1 of 2 Redis replicas had a claim within", PATIENCE)
     assert sentence(line.text).endswith("are the replicas up, and connected?")
     beat.wait_for_log("Entry 'soon': ", PATIENCE)
     assert scene.publishes() == []
@@ -98,6 +98,17 @@ def test_more_replicas_than_there_are_keep_the_leader_from_sending_from_the_firs
 
 def _state(scene: Scene, key: str) -> str:
     return scene.redis.hget(key, "state")
+
+
+@pytest.mark.schedule(SCHEDULE)
+@pytest.mark.conf(leaderbeat_min_replicas=1)
+def test_a_server_that_refuses_to_wait_for_replicas_is_said_and_nothing_is_sent(scene: Scene) -> None:
+    scene.redis.execute_command("ACL", "SETUSER", "default", "-wait")
+    beat = scene.start_beat()
+    line = beat.wait_for_log("Nothing is sent: Redis refuses to wait for replicas", PATIENCE)
+    assert re.search("permissions? to run the 'wait' command", line.text)
+    wait_for(lambda: returned(scene), PATIENCE, "what was claimed is given back")
+    assert scene.publishes() == []
 
 
 @pytest.mark.schedule({"tick": {"task": "project.fenced", "every": 1.0}})
