@@ -58,7 +58,7 @@ KINDS = {
     "redis pause": _Kind("ledger", 0.3, 5.0, 1),
     "failover": _Kind("ledger", 1.0, 4.0, 2),
     "flush": _Kind("ledger", 0.0, 0.0, 1),
-    "clock step": _Kind("beat", 2.0, 10.0, 2),
+    "clock step": _Kind("beat", 3.0, 10.0, 2),
     "rolling deploy": _Kind("beats", 6.0, 6.0, 1),
 }
 
