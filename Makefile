@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: venv demo test test-unit test-system test-time simulate chaos bench-lateness lint format clean
+.PHONY: venv demo test test-unit test-system test-time simulate simulate-bugs chaos bench-lateness lint format clean
 
 venv: $(STAMP)
 
@@ -52,6 +52,10 @@ bench-lateness: $(STAMP)
 # Short random stories, each from its number; SEED=n tells that one line by line.
 simulate: $(STAMP)
 	@$(BIN)/python -m tests.simulation.simulate $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
+
+# Seeded bugs, each hunted with all nets, from the first random story on: takes long.
+simulate-bugs: $(STAMP)
+	@LEADERBEAT_EXHAUSTIVE=1 $(BIN)/python -m pytest -n 2 tests/simulation/test_seeded_bugs.py $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 _OFF = 1.0
 #: ... and right again below this.
 _RIGHT = 0.5
+#: A step of the fleet's clock that is shorter than this (seconds) is as a tick that came late.
+_STEP = 5.0
 
 
 class OffsetWatch:
@@ -51,7 +53,7 @@ class OffsetWatch:
 
 
 class StepWatch:
-    """Notices steps of the fleet's clock: what it did beyond the time that went by.
+    """Notices steps of the fleet's clock, what it did beyond the time that went by, and tells of them.
 
     It steps where the clock that it follows does: the server's was set, or this host's with
     `leaderbeat_clock = "local"`, or this host slept.
@@ -65,6 +67,23 @@ class StepWatch:
         self._shift = clock.shift
 
     def step(self) -> float:
-        """By how many seconds the clock stepped since the last look."""
+        """By how many seconds the clock stepped since the last look; 0 for what a tick that came late would do, too."""
         before, self._shift = self._shift, self._clock.shift
-        return self._shift - before
+        step = self._shift - before
+        if abs(step) <= _STEP:
+            return 0.0
+        if step > 0:
+            logger.warning(
+                "The clock that decides when a slot is due went forward by %.0f s; what came due in that time is "
+                "caught up as each entry's policy says.",
+                step,
+                extra={"action": "clock_stepped", "step": step},
+            )
+        else:
+            logger.warning(
+                "The clock that decides when a slot is due went back by %.0f s; entries rest until the times that they "
+                "have been decided about, and count from now where those are more than five minutes away.",
+                -step,
+                extra={"action": "clock_stepped", "step": step},
+            )
+        return step

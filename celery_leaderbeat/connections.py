@@ -18,7 +18,7 @@ from redis.retry import Retry
 
 from celery_leaderbeat.redis_url import RedisTarget
 
-__all__ = ["close_client", "make_client"]
+__all__ = ["close_client", "leave_server", "make_client"]
 
 _Address = tuple[str, int]
 
@@ -148,10 +148,8 @@ def _shown(node: _Address) -> str:
     return f"{node[0]}:{node[1]}"
 
 
-def make_client(
-    target: RedisTarget, options: Mapping[str, Any], timeout: float, prefix: str
-) -> tuple[Any, Callable[[], None]]:
-    """A client, not connected yet, and what to call when it turned out to be connected to the wrong server.
+def make_client(target: RedisTarget, options: Mapping[str, Any], timeout: float, prefix: str) -> Any:
+    """A client, not connected yet.
 
     Parameters:
         options: `leaderbeat_redis_options`; they win over those of the URL.
@@ -170,25 +168,25 @@ def make_client(
         "encoding_errors": "backslashreplace",
         "retry": Retry(NoBackoff(), 0),
     }
-    guides: _Guides | None = None
     connection_class: Any
     if target.kind != "server":
         connection_class = _LocatedTLSConnection if target.tls else _LocatedConnection
         cluster = target.kind == "cluster"
-        guides = _Nodes(target, timeout, prefix, kwargs) if cluster else _Sentinels(target, timeout)
-        kwargs["locate"] = guides
+        kwargs["locate"] = _Nodes(target, timeout, prefix, kwargs) if cluster else _Sentinels(target, timeout)
     elif target.unix:
         connection_class = redis.UnixDomainSocketConnection
     else:
         connection_class = redis.SSLConnection if target.tls else redis.Connection
-    client = redis.Redis(connection_pool=redis.ConnectionPool(connection_class=connection_class, **kwargs))
+    return redis.Redis(connection_pool=redis.ConnectionPool(connection_class=connection_class, **kwargs))
 
-    def leave() -> None:
-        if guides is not None:
-            guides.distrust()
-        client.connection_pool.disconnect(inuse_connections=False)
 
-    return client, leave
+def leave_server(client: Any) -> None:
+    """The client turned out to be connected to the wrong server: close its connections, so that the next asks again."""
+    pool = client.connection_pool
+    guides = pool.connection_kwargs.get("locate")
+    if guides is not None:
+        guides.distrust()
+    pool.disconnect(inuse_connections=False)
 
 
 def close_client(client: Any) -> None:

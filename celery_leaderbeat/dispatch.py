@@ -49,8 +49,6 @@ _LOOK_EVERY = 0.5
 _PAUSES_KEPT = timedelta(days=30)
 #: Longest that the tick loop sleeps, in seconds: it has to show that it comes round, and to look at the orders.
 _LONGEST_SLEEP = 0.5
-#: A step forward of the clock (seconds) within which nobody led. A shorter one is as a tick that came late.
-_STEP = 5.0
 _NEVER = datetime.max.replace(tzinfo=timezone.utc)
 
 
@@ -85,7 +83,8 @@ class Dispatcher:
             app, settings, clock, elector, plans, self._ledger, self._reports, self._advance
         )
         self._term: Term | None = None
-        self._steps: StepWatch | None = None
+        self._steps = StepWatch(clock)
+        self._took_over: Term | None = None
         self._led_since = _NEVER
         self._agenda = Agenda(())
         self._sweep: Sweep | None = None
@@ -102,7 +101,11 @@ class Dispatcher:
         """Do what is due under `term`; the seconds until there is more to do."""
         try:
             self._round += 1
-            if term != self._term or self._clock_stepped():
+            if term != self._took_over:
+                self._take_over(term)
+            elif self._clock_went_back():
+                self._term = None
+            if term != self._term:
                 self._term = None
                 self._begin(term)
             self._sender.settle()
@@ -160,25 +163,24 @@ class Dispatcher:
         self._pauses, requests = self._orders.look()
         self._requested.look(requests, self._pauses_of, self._clock.utcnow())
 
-    def _clock_stepped(self) -> bool:
-        """Whether the fleet's clock went back so far that the entries have to begin anew."""
-        step = self._steps.step() if self._steps is not None else 0.0
-        if step > _STEP:
-            logger.warning(
-                "The clock that decides when a slot is due went forward by %.0f s; what came due in that time is "
-                "caught up as each entry's policy says.",
-                step,
-                extra={"action": "clock_stepped", "step": step},
-            )
-            self._led_since = self._clock.utcnow()
-        elif step < -HORIZON:
-            logger.warning(
-                "The clock that decides when a slot is due went back by %.0f s; entries that have been decided about "
-                "for a later time count from now.",
-                -step,
-                extra={"action": "clock_stepped", "step": step},
-            )
-        return step < -HORIZON
+    def _take_over(self, term: Term) -> None:
+        """From now on, `term` leads."""
+        since = datetime.fromtimestamp(self._clock.at(term.since), timezone.utc)
+        self._steps, self._led_since = StepWatch(self._clock), min(since, self._clock.utcnow())
+        self._took_over = term
+
+    def _clock_went_back(self) -> bool:
+        """Whether the fleet's clock stepped back so far that entries have to begin anew."""
+        step = self._steps.step()
+        if not step:
+            return False
+        now = self._clock.utcnow()
+        # Nobody led in the time that a step forward skipped.
+        self._led_since = now if step > 0 else min(self._led_since, now)
+        horizon = now + timedelta(seconds=HORIZON)
+        return step < 0 and (
+            -step > HORIZON or any(plan.last and plan.last > horizon for plan in self._plans.values())
+        )
 
     def _pauses_of(self, plan: Plan) -> Pauses:
         return Pauses(self._pauses.get(plan.name, ()), self._pauses.get(ALL, ()))
@@ -188,8 +190,6 @@ class Dispatcher:
         self._sender.drop()
         self._sender.settle()
         now = self._clock.utcnow()
-        since = datetime.fromtimestamp(self._clock.at(term.since), timezone.utc)
-        self._steps, self._led_since = StepWatch(self._clock), min(since, now)
         fingerprints = {name: plan.fingerprint for name, plan in self._plans.items()}
         positions = self._ledger.register(term, fingerprints, now)
         lost = [

@@ -10,8 +10,8 @@ request can't touch a newer term.
         +----------+ -------------------------------------------------> +--------+
         | standby  |                                                    | leader | --+
         +----------+ <------------------------------------------------- +--------+   | renewed
-              ^        released (stop, step down), lost (the lease            ^      |
-              |        holds another value), lapsed (no renewal in time)     +------+
+              ^        released (stop, step down, a newer release), lost      ^      |
+              |        (the lease is another's), lapsed (no renewal in time)  +------+
             waits for a wake-up, the lease's end, or two looks at a holder that is gone
 
 Trust. A leader trusts its term until `sent + ttl - margin`, where `sent` is the monotonic instant *before* the
@@ -26,6 +26,9 @@ looks a second apart, under an unchanged lease, takes the lease over. The proces
 cut: its subscription stands, and the lease expires. The tick loop hangs: after `leaderbeat_stall_timeout` the
 renewals stop. No end of a term ends the process.
 
+Releases. A leader that learns of a candidate of a newer release ends the round that is under way and releases the
+lease; a standby leaves a free lease to it (see `membership`, `standby`).
+
 Authoritative is the lease in Redis; then the trust window, which is never longer; then nothing else.
 
 Two threads: the elector runs the machine above on a connection of its own; the listener waits for wake-ups on
@@ -35,37 +38,42 @@ run inside a signal handler.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from celery_leaderbeat.backoff import backoff
 from celery_leaderbeat.clock import FleetClock
+from celery_leaderbeat.comparison import Comparison
+from celery_leaderbeat.desk import Desk
 from celery_leaderbeat.errors import StoreError, sentence
-from celery_leaderbeat.lease import ForeignPrefix, Lease
+from celery_leaderbeat.handover import Handovers
+from celery_leaderbeat.lease import Lease
 from celery_leaderbeat.listener import Listener
-from celery_leaderbeat.membership import Membership
+from celery_leaderbeat.membership import Candidate, Membership
 from celery_leaderbeat.remarks import Remarks
+from celery_leaderbeat.server import ServerCheck
 from celery_leaderbeat.settings import Settings
+from celery_leaderbeat.standby import Standby
 from celery_leaderbeat.store import Store
 from celery_leaderbeat.term import Term
-from celery_leaderbeat.watch import Watch
 
 __all__ = ["Elector", "new_holder"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks of a standby at the leader's subscription.
-_LOOK_INTERVAL = 0.5
+#: Wait before a tick loop that hangs is looked at again, in seconds.
+_STALLED = 0.5
+#: Wait for a round of the tick loop before the lease is handed over, in seconds, at a time.
+_ROUND = 0.05
 #: Longest that a replica which stepped down leaves the elections to others, in seconds.
 _LONGEST_RETREAT = 300.0
-#: Longest that a standby waits for its own subscription before it stands for election, in seconds.
-_SUBSCRIBE_FIRST = 0.5
 #: Bounds of the wait between two tries while Redis doesn't answer, in seconds.
 _BACKOFF = (0.05, 1.0)
 
@@ -86,7 +94,7 @@ class Elector:
         settings: lease TTL, renewal, and where Redis is.
         clock: the fleet's clock; elections and renewals feed it.
         holder: identity of this replica.
-        attributes: what else the lease says of its holder (JSON values), such as the schedule's fingerprint.
+        comparison: knows this replica's schedule, whose fingerprint the lease tells; None for none.
         changed: called with each term when it begins, and with the reason when it has ended.
     """
 
@@ -95,7 +103,7 @@ class Elector:
         settings: Settings,
         clock: FleetClock,
         holder: str,
-        attributes: Mapping[str, Any] | None = None,
+        comparison: Comparison | None = None,
         changed: Callable[[Term, str], None] | None = None,
     ) -> None:
         self.settings = settings
@@ -105,17 +113,33 @@ class Elector:
         timeout = min(settings.renew_interval, settings.lease_ttl - settings.renew_interval, 2.0)
         self._store = Store(settings, timeout=max(timeout, 0.25))
         self._listener = Listener(settings, clock, holder, self._wake)
-        attributes = {"host": socket.gethostname(), "pid": os.getpid(), **(attributes or {})}
+        attributes: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
+        if settings.release.text:
+            attributes["release"] = settings.release.text
+        if comparison is not None:
+            attributes["fingerprint"] = comparison.fingerprint
+        self._desk = Desk(clock.clock, settings.stall_timeout)
         self._lease = Lease(settings, clock, self._store, holder, attributes)
-        self._members = Membership(settings, clock, self._store, holder)
-        self._remarks = Remarks(settings, clock.clock, str(attributes.get("fingerprint", "")))
-        self._orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._members = Membership(settings, self._store, holder)
+        self._remarks = Remarks(settings, clock.clock)
+        self._standby = Standby(
+            settings,
+            clock.clock,
+            self._desk,
+            self._store,
+            self._listener,
+            self._lease,
+            self._members,
+            self._remarks,
+            ServerCheck(settings, self._store),
+            comparison,
+            holder,
+        )
         self._gained: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._progress = self._monotonic()
-        self._stopping = False
+        self._handing_over = False
+        self._handovers = Handovers(settings.lease_ttl)
         self._stepping_down: tuple[Term, str] | None = None
         self._steps_down = 0
-        self._candidate_from = float("-inf")
         self._thread = threading.Thread(target=self._run, name="leaderbeat-elector", daemon=True)
 
     # -- for the tick loop ---------------------------------------------------------------------------------
@@ -132,7 +156,7 @@ class Elector:
 
     def progress(self) -> None:
         """The tick loop came round."""
-        self._progress = self._monotonic()
+        self._desk.progress()
 
     def proven(self) -> None:
         """This replica can do a leader's work: the next time it steps down counts as the first."""
@@ -147,20 +171,31 @@ class Elector:
         return self.term() == term
 
     def wait(self, timeout: float) -> Term | None:
-        """The trusted term, waiting for it at most `timeout` seconds."""
+        """The trusted term, waiting for it at most `timeout` seconds. None also while it is being handed over."""
         term = self.term()
-        if term is not None:
-            return term
+        if term is None or self._handing_over:
+            try:
+                self._gained.get(timeout=timeout)
+            except queue.Empty:
+                return None
+            term = self.term()
+        return None if self._handing_over else term
+
+    @contextlib.contextmanager
+    def round(self) -> Iterator[None]:
+        """A round of the tick loop, which may send: a hand-over waits for its end."""
+        self._desk.working = True
         try:
-            self._gained.get(timeout=timeout)
-        except queue.Empty:
-            return None
-        return self.term()
+            yield
+        finally:
+            self._desk.working = False
+            if self._handing_over:
+                self._desk.put("look")
 
     def lost(self, term: Term) -> None:
         """A script found that `term` no longer leads."""
         if self.trusts(term):
-            self._orders.put("look")
+            self._desk.put("look")
 
     def step_down(self, term: Term, reason: str) -> None:
         """Release the lease of `term` to another replica, if one is there, and let it be elected for a while.
@@ -169,20 +204,32 @@ class Elector:
         ends early when nobody takes the lease for a TTL: then this replica is as good as any.
         """
         self._stepping_down = (term, reason)
-        self._orders.put("step down")
+        self._desk.put("step down")
 
     def stop(self, timeout: float) -> bool:
-        """Release the lease and end the threads; False if that took longer than `timeout` seconds.
+        """Release the lease and end the threads; False if that took longer than about `timeout` seconds.
 
-        May run inside a signal handler: takes no lock, and uses no connection of the interrupted code.
+        May run inside a signal handler: takes no lock, and uses no connection of the interrupted code. The
+        elector's thread may wait for a lock that the interrupted code holds, such as that of a log handler. After
+        half of the time the lease is released from here.
         """
-        self._stopping = True
-        self._orders.put("stop")
+        self._desk.stopping = True
+        self._desk.put("stop")
         self._listener.stop()
-        deadline = self._monotonic() + timeout
+        deadline = self._monotonic() + timeout / 2
         while self._thread.is_alive() and self._monotonic() < deadline:
             self.clock.clock.sleep(0.001)
-        return not self._thread.is_alive()
+        term = self._lease.trusted()
+        if not self._thread.is_alive() or not self._lease.at_stake:
+            return True
+        if term is None:
+            return False
+        store = Store(self.settings, timeout / 2)
+        try:
+            lease = Lease(self.settings, self.clock, store, self.holder, {})
+            return lease.release(term, "its replica stops")
+        finally:
+            store.close()
 
     # -- the machine ---------------------------------------------------------------------------------------
 
@@ -190,13 +237,13 @@ class Elector:
         return self.clock.clock.monotonic()
 
     def _wake(self) -> None:
-        self._orders.put("look")
+        self._desk.put("look")
 
     def _run(self) -> None:
         failures = 0
-        while not self._stopping:
+        while not self._desk.stopping:
             try:
-                term = self._stand_by()
+                term = self._standby.wait()
                 failures = 0
                 if term is not None:
                     self._lead(term)
@@ -206,79 +253,13 @@ class Elector:
                 self._remarks.complain(
                     "store", "No election: %s Trying again until Redis answers.", sentence(exc)
                 )
-                self._wait(backoff(failures, *_BACKOFF))
+                self._desk.wait(backoff(failures, *_BACKOFF))
             except Exception:
                 failures += 1
                 logger.exception("The election failed; trying again.", extra={"action": "election_failed"})
-                self._wait(backoff(failures, *_BACKOFF))
+                self._desk.wait(backoff(failures, *_BACKOFF))
         self._members.withdraw()
         self._store.close()
-
-    def _stand_by(self) -> Term | None:
-        """Wait until this replica is elected. None when it is told to stop."""
-        watch: Watch | None = None
-        announced, began = float("-inf"), self._monotonic()
-        free_since: float | None = None
-        while not self._stopping:
-            now = self._monotonic()
-            if now - announced >= self.settings.renew_interval:
-                self._members.announce()
-                announced = now
-            if self._stalled():
-                self._remarks.complain(
-                    "stalled",
-                    "Not standing for election: the tick loop hasn't come round for %.1f s.",
-                    now - self._progress,
-                )
-                self._wait(_LOOK_INTERVAL)
-                continue
-            if not self._listener.subscribed and now - began < _SUBSCRIBE_FIRST:
-                self._wait(0.01)
-                continue
-
-            channel = None
-            if watch is not None and self.settings.fast_failover:
-                channel = self._store.keys.alive(watch.term.holder)
-            look = self._lease.look(channel)
-            now = self._monotonic()
-            if look.value is not None:
-                free_since = None
-            elif free_since is None:
-                free_since = now
-            if watch is not None and watch.term.value == look.value:
-                gone = watch.gone(look.subscribers, now)
-            else:
-                watch = None if look.value is None else Watch(Term.read(look.value))
-                gone = False
-                outlived = watch is not None and self._lease.has_outlived(watch.term)
-                if watch is not None and watch.term.holder == self.holder and not outlived:
-                    # The answer to our election was lost. How long ago isn't known: the trust begins now.
-                    if self._lease.renew(watch.term) is None:
-                        self._show_life()
-                        return watch.term
-                    watch = None
-                    continue
-                if watch is not None:
-                    self._lease.highest = max(self._lease.highest, watch.term.epoch)
-                    self._remarks.stands_by(watch.term, look.remaining)
-            if watch is not None and self._lease.has_outlived(watch.term):
-                self._remarks.came_back(watch.term, self._lease.highest)
-                gone = True
-            if (watch is None or gone) and self._may_stand(now, free_since):
-                term = self._elect(watch.term.value if watch is not None else "")
-                if term is not None:
-                    return term
-                watch = None
-                continue
-            pause = look.remaining / 1000 + 0.001 if look.remaining >= 0 else _LOOK_INTERVAL
-            self._wait(min(_LOOK_INTERVAL, pause))
-        return None
-
-    def _may_stand(self, now: float, free_since: float | None) -> bool:
-        """Whether this replica stands for election, or leaves it to another after it has stepped down."""
-        if now >= self._candidate_from or not self._members.others:
-            return True
-        return free_since is not None and now - free_since >= self.settings.lease_ttl
 
     def _lead(self, term: Term) -> None:
         """Hold `term` until it ends, and say how it ended."""
@@ -293,8 +274,7 @@ class Elector:
         self._gained.put(None)
         reason = "it failed"
         try:
-            self._hold(term)
-            reason = "released"
+            reason = self._hold(term)
         except _Ended as ended:
             reason = str(ended)
             self._lease.drop()
@@ -306,19 +286,21 @@ class Elector:
             )
         finally:
             self._lease.drop()
+            self._handing_over = False
             while not self._gained.empty():
                 self._gained.get_nowait()
             self._tell(term, reason)
 
-    def _hold(self, term: Term) -> None:
-        """Renew `term` until told to stop (it is released then) or until it ends (`_Ended` is raised)."""
+    def _hold(self, term: Term) -> str:
+        """Renew `term` until it is released, and return the reason; or until it ends otherwise: `_Ended` is raised."""
+        self._members.announce(stands=False)
         due = self._monotonic() + self.settings.renew_interval
         failures = 0
         while True:
-            order = self._wait(due - self._monotonic())
-            if self._stopping:
+            order = self._desk.wait(due - self._monotonic())
+            if self._desk.stopping:
                 self._lease.release(term, "its replica stops")
-                return
+                return "its replica stops"
             now = self._monotonic()
             if now >= self._lease.until:
                 raise _Ended("its lease could not be renewed in time")
@@ -326,16 +308,16 @@ class Elector:
                 self._step_down(term)
             if order is None and now < due:
                 continue
-            if self._stalled():
+            if self._desk.stalled:
                 self._remarks.complain(
                     "stalled",
                     "Not renewing the lease of epoch %d: the tick loop hasn't come round for %.1f s "
                     "(leaderbeat_stall_timeout is %.1f s).",
                     term.epoch,
-                    now - self._progress,
+                    self._desk.idle_for,
                     self.settings.stall_timeout,
                 )
-                due = now + min(_LOOK_INTERVAL, self._lease.until - now)
+                due = now + min(_STALLED, self._lease.until - now)
                 continue
             try:
                 self._renew(term)
@@ -348,17 +330,11 @@ class Elector:
             else:
                 failures = 0
                 due = self._monotonic() + self.settings.renew_interval
+                newer = self._members.newer
+                if newer is not None and self._handovers.may(newer.holder, self._monotonic()):
+                    return self._hand_over(term, newer)
 
     # -- requests ------------------------------------------------------------------------------------------
-
-    def _elect(self, takes_over: str) -> Term | None:
-        watched = self.settings.fast_failover and self._listener.visible(self._store)
-        try:
-            return self._lease.elect(takes_over, watched)
-        except ForeignPrefix as exc:
-            self._remarks.foreign(str(exc))
-            self._wait(1.0)
-            return None
 
     def _renew(self, term: Term) -> None:
         reason = self._lease.renew(term)
@@ -367,7 +343,8 @@ class Elector:
         self._show_life()
 
     def _show_life(self) -> None:
-        self._members.announce()
+        # Who leads doesn't stand for election: nobody has to wait for it when it dies.
+        self._members.announce(stands=False)
         self._listener.confirm_visible(self._store)
 
     def _step_down(self, term: Term) -> None:
@@ -382,26 +359,23 @@ class Elector:
             return
         pause = min(self.settings.lease_ttl * 2.0**self._steps_down, _LONGEST_RETREAT)
         self._steps_down += 1
-        self._candidate_from = self._monotonic() + pause
+        self._desk.candidate_from = self._monotonic() + pause
         self._lease.release(term, reason)
         raise _Ended(f"it steps down for {pause:.0f} s: {reason}")
 
+    def _hand_over(self, term: Term, newer: Candidate) -> str:
+        """Release the lease to a candidate of a newer release, once the round that is under way has ended."""
+        self._handing_over = True
+        longest = self._monotonic() + 2 * self.settings.publish_timeout + 0.5
+        until = min(longest, self._lease.until - self.settings.margin)
+        while self._desk.working and not self._desk.stopping and self._monotonic() < until:
+            self._desk.wait(_ROUND)
+        self._handovers.give(newer.holder, self._monotonic())
+        reason = f"released for a newer release ({newer.release}, of {newer.holder})"
+        self._lease.release(term, reason)
+        return reason
+
     # -- small parts ---------------------------------------------------------------------------------------
-
-    def _stalled(self) -> bool:
-        return self._monotonic() - self._progress > self.settings.stall_timeout
-
-    def _wait(self, seconds: float) -> str | None:
-        """Wait for an order; several that wait are one."""
-        if self._stopping:
-            return "stop"
-        try:
-            order = self._orders.get(timeout=max(seconds, 0.0))
-            while not self._orders.empty():
-                order = self._orders.get_nowait()
-        except queue.Empty:
-            return None
-        return order
 
     def _tell(self, term: Term, reason: str) -> None:
         if self._changed is not None:

@@ -18,13 +18,17 @@ from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.store import Look, Store
 from celery_leaderbeat.term import Term
 
-__all__ = ["ForeignPrefix", "Lease"]
+__all__ = ["ForeignPrefix", "Lease", "LeftToNewer"]
 
 logger = logging.getLogger(__name__)
 
 
 class ForeignPrefix(Exception):
     """The key prefix belongs to another application, whose identity is the argument."""
+
+
+class LeftToNewer(Exception):
+    """The lease is left to a candidate of a newer release; the arguments are its holder and its release."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Lease:
 
     Attributes:
         highest: the highest epoch that this replica has seen.
+        at_stake: a lease of this replica may stand in Redis.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Lease:
         self._attributes = attributes
         self._held: _Held | None = None
         self.highest = 0
+        self.at_stake = False
 
     # -- what is trusted -----------------------------------------------------------------------------------
 
@@ -92,18 +98,25 @@ class Lease:
         self._clock.observe(look.now, sent, self._monotonic())
         return look
 
-    def elect(self, takes_over: str, watched: bool) -> Term | None:
-        """Stand for election; None if the lease is held. `takes_over`: the value that may be taken over.
+    def elect(self, takes_over: str, watched: bool, insists: bool = False) -> Term | None:
+        """Stand for election; None if the lease is held.
+
+        Parameters:
+            takes_over: the value of the lease that may be taken over, empty for none.
+            watched: whether the others can see by this replica's subscription that it lives.
+            insists: stand against candidates of newer releases, too.
 
         Raises:
             ForeignPrefix: the prefix belongs to another application; nothing was written.
+            LeftToNewer: a candidate of a newer release lives; nothing was written.
             StoreError: no answer, or a refusal.
         """
         keys = self._store.keys
         sent = self._monotonic()
+        self.at_stake = True
         answer = self._store.run(
             "elect",
-            [keys.lease, keys.epoch, keys.app, keys.released],
+            [keys.lease, keys.epoch, keys.app, keys.released, keys.replicas, keys.releases],
             [
                 self._holder,
                 round(self._settings.lease_ttl * 1000),
@@ -111,10 +124,15 @@ class Lease:
                 self._settings.app_identity,
                 json.dumps({**self._attributes, "watched": watched, "ttl": self._settings.lease_ttl}),
                 takes_over,
+                self._settings.release.rank,
+                int(insists),
             ],
         )
+        self.at_stake = answer[0] == "elected"
         if answer[0] == "foreign":
             raise ForeignPrefix(answer[1])
+        if answer[0] == "left":
+            raise LeftToNewer(*answer[1:])
         if answer[0] == "held":
             return None
         term = Term.read(answer[1])
@@ -131,6 +149,7 @@ class Lease:
         sent = self._monotonic()
         keys = self._store.keys
         answer = self._store.run("renew", [keys.lease], [term.value, round(self._settings.lease_ttl * 1000)])
+        self.at_stake = answer[0] == 1
         if answer[0] != 1:
             other = Term.read(answer[1]) if answer[1] else None
             self.highest = max(self.highest, other.epoch if other else 0)
@@ -139,12 +158,15 @@ class Lease:
         self._trust(term, sent)
         return None
 
-    def release(self, term: Term, reason: str) -> None:
-        """Release the lease of `term`, if it still is that one's. Where Redis doesn't answer, it expires."""
+    def release(self, term: Term, reason: str) -> bool:
+        """Release the lease of `term`, if it still is that one's. False if Redis doesn't answer: then it expires."""
         keys = self._store.keys
+        sharded = "1" if self._settings.redis.kind == "cluster" else ""
         try:
             released = self._store.run(
-                "release", [keys.lease, keys.released], [term.value, keys.wake, term.epoch, reason[:500]]
+                "release",
+                [keys.lease, keys.released],
+                [term.value, keys.wake, term.epoch, reason[:500], sharded],
             )
         except StoreError as exc:
             logger.warning(
@@ -154,13 +176,16 @@ class Lease:
                 self._settings.lease_ttl,
                 extra={"action": "release_failed", "epoch": term.epoch},
             )
-            return
+            return False
+        self._held, self.at_stake = None, False
         if released:
             logger.info(
-                "Handed over: released the lease of epoch %d.",
+                "Handed over: released the lease of epoch %d (%s).",
                 term.epoch,
+                reason,
                 extra={"action": "released", "epoch": term.epoch},
             )
+        return True
 
     # -- small parts ---------------------------------------------------------------------------------------
 

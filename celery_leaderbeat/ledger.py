@@ -68,7 +68,7 @@ class Ledger(LedgerReader):
     def register(
         self, term: Term, fingerprints: Mapping[str, str], now: datetime
     ) -> dict[str, tuple[str, datetime]]:
-        """Where each entry goes on: name -> (kept, new, changed, reset, removed or forgotten; slot).
+        """Where each entry goes on: name -> (kept, new, changed, restored, reset, removed or forgotten; slot).
 
         `fingerprints` names all entries of the schedule.
 

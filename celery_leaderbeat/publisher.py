@@ -148,9 +148,7 @@ class Publisher:
             return Outcome("unreachable", f"no connection to the broker: {why}")
         if not (self._wanted() and job.allowed()):
             return Outcome("unsent", "this replica no longer leads")
-        if not message.sending.take():
-            return Outcome("unsent", "it was given up")
-        producer.phase = "preparing"
+        # Logging may wait for a lock, so the right to send is taken after it.
         beat_logger.info(
             "Scheduler: Sending due task %s (%s) for %s",
             message.entry,
@@ -158,6 +156,11 @@ class Publisher:
             slot_text(message.slot),
             extra={"action": "sending", "tick_key": message.key, "epoch": message.stamp.epoch},
         )
+        if not (self._wanted() and job.allowed()):
+            return Outcome("unsent", "this replica no longer leads")
+        if not message.sending.take():
+            return Outcome("unsent", "it was given up")
+        producer.phase = "preparing"
         try:
             with denied_join_result():
                 self._send(message, producer)

@@ -134,7 +134,7 @@ def _group(
     tls: Mapping[str, Any] | None,
     refused: Callable[[str], SettingsError],
 ) -> RedisTarget:
-    """Several hosts, parted by semicolons. What isn't an address may stand with one of them or with all, as in Celery."""
+    """Several hosts, parted by semicolons. What isn't an address may stand with all of them, as in Celery, or with one."""
     single, port = _GROUPS[scheme]
     addresses: list[str] = []
     said: dict[str, set[str]] = {"user": set(), "path": set(), "query": set()}
@@ -145,6 +145,13 @@ def _group(
         if found["fragment"]:
             raise refused(f"a # stands where a Redis URL has none; {_ENCODE}")
         user, _, address = found["authority"].rpartition("@")
+        if not address or address.startswith(":"):
+            raise refused(f"each host of the list has a name or an address; {_ENCODE}")
+        if user and addresses and not said["user"]:
+            # An unescaped semicolon in a password looks like this.
+            raise refused(
+                f"user name and password stand with the first host of the list, or with all; {_ENCODE}"
+            )
         addresses.append(address)
         for name, value in (("user", user), ("path", found["path"].strip("/")), ("query", found["query"])):
             said[name] |= {value} if value else set()

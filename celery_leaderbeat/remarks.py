@@ -23,15 +23,14 @@ class Remarks:
     Parameters:
         settings: the prefix and the application.
         clock: for the time between two complaints.
-        fingerprint: of this replica's schedule.
     """
 
-    def __init__(self, settings: Settings, clock: Clock, fingerprint: str) -> None:
+    def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
         self._keys = Keys(settings.key_prefix)
         self._clock = clock
-        self._fingerprint = fingerprint
         self._standing_by_for = ""
+        self._left_to = ""
         self._complained: dict[str, float] = {}
 
     def complain(self, kind: str, message: str, *args: object, level: int = logging.WARNING) -> None:
@@ -43,7 +42,7 @@ class Remarks:
 
     def stands_by_for_nobody(self) -> None:
         """What was said of the leader may be said again."""
-        self._standing_by_for = ""
+        self._standing_by_for = self._left_to = ""
 
     def stands_by(self, term: Term, remaining: int) -> None:
         """Say once for whom this replica stands by; `remaining` is the lease's TTL in ms."""
@@ -68,13 +67,16 @@ class Remarks:
         )
         if term.app and term.app != self._settings.app_identity:
             self.foreign(term.app)
-        elif term.fingerprint and self._fingerprint and term.fingerprint != self._fingerprint:
-            logger.warning(
-                "The leader's schedule isn't this replica's. That is normal while a new version is rolled "
-                "out; if it lasts, two applications of the same name share the key prefix %r: set "
-                "leaderbeat_key_prefix for one of them.",
-                self._settings.key_prefix,
-                extra={"action": "schedules_differ", "leader": term.holder},
+
+    def leaves_it_to(self, holder: str, release: str) -> None:
+        """Say once that a free lease is left to a candidate of a newer release."""
+        if holder != self._left_to:
+            self._left_to = holder
+            logger.info(
+                "Leaving the lease to %s, which stands for election with the newer release %s.",
+                holder,
+                release,
+                extra={"action": "left_to_newer", "candidate": holder, "release": release},
             )
 
     def came_back(self, term: Term, highest: int) -> None:

@@ -6,7 +6,6 @@ is started by the first `tick()`, in the process that ticks, and started anew af
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import signal
@@ -18,6 +17,7 @@ from celery import beat
 
 from celery_leaderbeat.clock import Clock, FleetClock
 from celery_leaderbeat.clock_watch import OffsetWatch
+from celery_leaderbeat.comparison import Comparison
 from celery_leaderbeat.dispatch import Dispatcher
 from celery_leaderbeat.election import Elector, new_holder
 from celery_leaderbeat.entries import check_entry, load_plans
@@ -47,12 +47,11 @@ class _Running:
             settings,
             fleet,
             new_holder(),
-            {"fingerprint": _schedule_fingerprint(plans)},
+            Comparison(settings, {name: plan.fingerprint for name, plan in plans.items()}),
             lambda term, reason: _tell_of(app, term, reason),
         )
         self.dispatcher = Dispatcher(app, settings, fleet, self.elector, plans)
         self.offset = OffsetWatch(fleet)
-        self.elector.start()
 
 
 def _tell_of(app: Any, term: Term, reason: str) -> None:
@@ -121,13 +120,13 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
             return _STANDBY_TICK
         running = self._running
         if running is None or running.pid != os.getpid():
-            running = self._running = self._start()
+            running = self._start()
         if not running.elector.alive:
             logger.error(
                 "The elector has ended unexpectedly; starting anew.", extra={"action": "elector_ended"}
             )
             running.elector.stop(0.0)
-            running = self._running = self._start()
+            running = self._start()
         running.elector.progress()
         running.offset.look()
         term = running.elector.wait(_STANDBY_TICK)
@@ -135,7 +134,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
             running.dispatcher.idle()
             return 0.0
         try:
-            return running.dispatcher.tick(term)
+            with running.elector.round():
+                return running.dispatcher.tick(term)
         except Exception as exc:
             logger.exception(
                 "The tick failed; another replica leads on, if there is one.", extra={"action": "tick_failed"}
@@ -146,7 +146,10 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
     def _start(self) -> _Running:
         deadline = self.app.conf.beat_cron_starting_deadline
         plans = load_plans(self.schedule, self._settings.policy, deadline, self.app.tasks)
-        return _Running(self.app, self._settings, plans, self._clock)
+        # It is known before it starts: a signal handler that closes this scheduler must find it.
+        running = self._running = _Running(self.app, self._settings, plans, self._clock)
+        running.elector.start()
+        return running
 
     # -- the end -------------------------------------------------------------------------------------------
 
@@ -189,11 +192,3 @@ def _ignore_further_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         if getattr(signal.getsignal(number), "__module__", "") == "celery.apps.beat":
             signal.signal(number, signal.SIG_IGN)
-
-
-def _schedule_fingerprint(plans: Mapping[str, Plan]) -> str:
-    """One short text for the whole schedule, so that two replicas can tell whether theirs differ."""
-    digest = hashlib.sha256()
-    for name in sorted(plans):
-        digest.update(f"{name}\0{plans[name].fingerprint}\0".encode())
-    return digest.hexdigest()[:16]

@@ -18,13 +18,14 @@ from celery_leaderbeat._redis_conf import find_redis, redis_options
 from celery_leaderbeat.errors import SettingsError
 from celery_leaderbeat.policy_options import validate_defaults
 from celery_leaderbeat.redis_url import RedisTarget
+from celery_leaderbeat.release import Release
 
 __all__ = ["NOT_YET", "Settings", "unknown_settings"]
 
 logger = logging.getLogger(__name__)
 
 #: Names that are reserved for features of a later version; setting them is warned about.
-NOT_YET = ("dispatch_threads", "http", "release")
+NOT_YET = ("dispatch_threads", "http")
 
 _NAMES = (
     "clock",
@@ -37,6 +38,7 @@ _NAMES = (
     "publish_timeout",
     "redis_options",
     "redis_url",
+    "release",
     "renew_interval",
     "run_lease",
     "slot_retention",
@@ -76,6 +78,7 @@ class Settings:
         clock: `"redis"` or `"local"`: whose time decides when a slot is due.
         events: how many events are kept, about; 0 for none.
         min_replicas: how many Redis replicas must have a claim before its message is published; 0 for none.
+        release: of the code and schedule that this replica runs; an empty one for none.
         origins: name -> where the value came from: `"default"`, the setting as it was spelled, or
             `"broker_url"`, `"broker_write_url"`, `"result_backend"`.
     """
@@ -96,6 +99,7 @@ class Settings:
     clock: str
     events: int
     min_replicas: int
+    release: Release
     origins: Mapping[str, str] = field(repr=False)
 
     @property
@@ -139,6 +143,7 @@ class Settings:
             clock=source.choice("clock", ("redis", "local"), "redis"),
             events=source.count("events", 10_000),
             min_replicas=_min_replicas(source),
+            release=_release(source),
             origins=MappingProxyType(source.origins),
         )
         _check_timings(settings, source)
@@ -165,6 +170,8 @@ class Settings:
         }
         if self.min_replicas:
             lines["min replicas"] = f"{self.min_replicas} ({self.origins['min_replicas']})"
+        if self.release.text:
+            lines["release"] = f"{self.release} ({self.origins['release']})"
         if self.policy:
             policy = ", ".join(f"{key} {value!r}" for key, value in sorted(self.policy.items()))
             lines["policy"] = f"{policy} ({self.origins['policy']})"
@@ -200,6 +207,15 @@ def _min_replicas(source: Source) -> int:
             "min_replicas", value, f"it is a number of Redis replicas, at most {_MOST_REPLICAS}"
         )
     return value
+
+
+def _release(source: Source) -> Release:
+    value = source.raw("release")
+    try:
+        return Release.read(value)
+    except ValueError as exc:
+        rule = str(exc)
+    raise source.refused("release", value, rule)
 
 
 def _check_timings(settings: Settings, source: Source) -> None:

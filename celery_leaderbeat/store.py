@@ -17,7 +17,7 @@ from typing import Any
 
 import redis
 
-from celery_leaderbeat.connections import close_client, make_client
+from celery_leaderbeat.connections import close_client, leave_server, make_client
 from celery_leaderbeat.driver_errors import Translator
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.subscriptions import Subscription, subscribe, subscribers
@@ -71,6 +71,10 @@ class Keys:
         return self._key("replicas")
 
     @property
+    def releases(self) -> str:
+        return self._key("releases")
+
+    @property
     def events(self) -> str:
         return self._key("events")
 
@@ -92,7 +96,7 @@ class Keys:
 
     @property
     def wake(self) -> str:
-        """Channel: a lease was released."""
+        """Channel: a lease was released, or a replica of a release stands for election."""
         return self._key("wake")
 
     def alive(self, holder: str) -> str:
@@ -141,10 +145,8 @@ class Store:
     def __init__(self, settings: Settings, timeout: float = _TIMEOUT) -> None:
         self.keys = Keys(settings.key_prefix)
         self._cluster = settings.redis.kind == "cluster"
-        self._client, leave = make_client(
-            settings.redis, settings.redis_options, timeout, settings.key_prefix
-        )
-        self._translated = Translator(settings, leave)
+        self._client = _client(settings, timeout)
+        self._translator = Translator(settings, lambda: leave_server(self._client))
         self._scripts: dict[str, Any] = {}
         self._events_kept = settings.events
 
@@ -297,25 +299,25 @@ class Store:
             )
         return found
 
-    def announce(self, holder: str, now: float, lifetime: float) -> list[str]:
-        """Note that `holder` lives at `now` (Unix seconds); the holders seen within `lifetime` seconds."""
-        with self._translated("the membership"), self._client.pipeline(transaction=False) as pipe:
-            pipe.zadd(self.keys.replicas, {holder: now})
-            pipe.zremrangebyscore(self.keys.replicas, "-inf", now - lifetime)
-            pipe.zrange(self.keys.replicas, 0, -1)
-            found: list[str] = pipe.execute()[-1]
-        return found
-
     def withdraw(self, holder: str) -> None:
         """Take `holder` out of the membership."""
-        with self._translated("the membership"):
-            self._client.zrem(self.keys.replicas, holder)
+        with self._translated("the membership"), self._client.pipeline(transaction=False) as pipe:
+            pipe.zrem(self.keys.replicas, holder)
+            pipe.hdel(self.keys.releases, holder)
+            pipe.execute()
 
     def subscribe(self, *channels: str) -> Subscription:
         """Subscribe to `channels` on a connection of its own."""
         return subscribe(self._client, self._translated, self._cluster, *channels)
 
+    def _translated(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return self._translator(what)
+
     def close(self) -> None:
         """Close all connections. Never raises."""
         with contextlib.suppress(Exception):
             close_client(self._client)
+
+
+def _client(settings: Settings, timeout: float) -> Any:
+    return make_client(settings.redis, settings.redis_options, timeout, settings.key_prefix)

@@ -9,21 +9,23 @@ both (see `release.lua`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import redis
 
-from celery_leaderbeat.driver_errors import Translator
 from celery_leaderbeat.errors import StoreUnavailable
 
 __all__ = ["Subscription", "subscribe", "subscribers"]
+
+#: Translates the driver's errors; its argument says what was asked for.
+_Translated = Callable[[str], contextlib.AbstractContextManager[None]]
 
 
 class Subscription:
     """Messages of some channels, one at a time."""
 
-    def __init__(self, pubsub: Any, translated: Translator) -> None:
+    def __init__(self, pubsub: Any, translated: _Translated) -> None:
         self._pubsub = pubsub
         self._translated = translated
 
@@ -49,7 +51,7 @@ class Subscription:
             self._pubsub.close()
 
 
-def subscribe(client: Any, translated: Translator, cluster: bool, *channels: str) -> Subscription:
+def subscribe(client: Any, translated: _Translated, cluster: bool, *channels: str) -> Subscription:
     """Subscribe on a connection of its own."""
     sharded = cluster and _count(client, translated, "SHARDNUMSUB", channels[0]) is not None
     pubsub = client.pubsub()
@@ -58,7 +60,7 @@ def subscribe(client: Any, translated: Translator, cluster: bool, *channels: str
     return Subscription(pubsub, translated)
 
 
-def subscribers(client: Any, translated: Translator, cluster: bool, channel: str) -> int | None:
+def subscribers(client: Any, translated: _Translated, cluster: bool, channel: str) -> int | None:
     """How many connections subscribe to `channel`; None where the server doesn't say."""
     counts = [_count(client, translated, "NUMSUB", channel)]
     if cluster:
@@ -67,7 +69,7 @@ def subscribers(client: Any, translated: Translator, cluster: bool, channel: str
     return sum(known) if known else None
 
 
-def _count(client: Any, translated: Translator, command: str, channel: str) -> int | None:
+def _count(client: Any, translated: _Translated, command: str, channel: str) -> int | None:
     with translated(f"PUBSUB {command}"):
         try:
             # Not by its two words as one: the driver would read the answer in its own way.

@@ -47,7 +47,8 @@ local repeatable = {missed = true, skipped = true, failed = true, refused = true
 local function is_paused(name)
   for _, field in ipairs({name, ''}) do
     for _, span in ipairs(pauses_of(redis.call('HGET', KEYS[5], field))) do
-      if tonumber(span.since) <= now_us and (not span['until'] or tonumber(span['until']) > now_us) then
+      -- One without an end is in force, even if the clock was set back before its begin.
+      if not span['until'] or (tonumber(span.since) <= now_us and tonumber(span['until']) > now_us) then
         return true
       end
     end
@@ -120,7 +121,8 @@ for i = 4, #ARGV do
       if key and key ~= item.key and (busy or waits) then
         open[#open + 1] = key
         unfinished = unfinished or (busy and key)
-        waiting = waiting or (waits and earlier and key)
+        -- What a leader claimed that is gone goes first, since it may have been sent: the others wait for it.
+        waiting = waiting or (waits and earlier and state ~= 'claimed' and key)
       end
     end
     if item.request ~= '' and state and state ~= 'returned' and state ~= 'claimed' then

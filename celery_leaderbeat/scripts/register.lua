@@ -1,10 +1,9 @@
 -- Decides from which slot entries go on, and writes it for those that are new, have changed or are gone.
 --
--- A new entry, and one whose schedule has another fingerprint, counts from now: its first slot is its next
--- one. What the old schedule had due and undecided is skipped. A stored slot that lies beyond the horizon was written
--- by a clock that had jumped; it is reset to now.
--- An entry that the schedule no longer has is marked as removed, and forgotten once the mark is older than
--- the limit; one that comes back with the same fingerprint goes on where it was.
+-- A new entry, one whose schedule has another fingerprint, and one that comes back after it was removed count from
+-- now: their first slot is their next one. What was due before and undecided is skipped. A stored slot that lies
+-- beyond the horizon was written by a clock that had jumped; it is reset to now.
+-- An entry that the schedule no longer has is marked as removed, and forgotten once the mark is older than the limit.
 -- Which fingerprint was in force when is kept too, so that the slots of a time can be computed later.
 --
 -- KEYS  1 lease
@@ -17,7 +16,8 @@
 --       4 removed entries are forgotten when marked before this (µs)
 --       5, 6, … entry, fingerprint ('' if the schedule no longer has the entry), entry, fingerprint, …
 -- Returns  {0, lease value}      no longer the leader; nothing was written
---          {1, kind, slot, …}    for each entry: kept, new, changed, reset, removed or forgotten; slot in µs
+--          {1, kind, slot, …}    for each entry: kept, new, changed, restored, reset, removed or
+--                                forgotten; slot in µs
 
 local held = redis.call('GET', KEYS[1])
 if held ~= ARGV[1] then
@@ -31,8 +31,7 @@ local function define(name, fingerprint, since)
   local readable, known = pcall(cjson.decode, redis.call('HGET', KEYS[3], name) or '[]')
   known = readable and type(known) == 'table' and known or {}
   local latest = known[#known]
-  if latest and latest.fingerprint == fingerprint then
-    latest['until'] = nil
+  if latest and latest.fingerprint == fingerprint and not latest['until'] then
     if tonumber(latest.since) > tonumber(since) then
       latest.since = since
     end
@@ -66,15 +65,18 @@ for i = 5, #ARGV, 2 do
       kind = 'forgotten'
     end
   else
+    local why = nil
     if not known then
       kind = 'new'
     elseif entry.fingerprint ~= fingerprint then
-      kind = 'changed'
-      if tonumber(entry.slot) < tonumber(now) then
-        entry.slot = now
-        keep_range(unsent, decided, {state = 'skipped', first = whole(tonumber(decided) + 1), last = now, count = 0,
-          reason = 'its schedule changed before it was sent'})
-      end
+      kind, why = 'changed', 'its schedule changed before it was sent'
+    elseif entry.removed then
+      kind, why = 'restored', 'its entry was removed before it was sent'
+    end
+    if why and tonumber(entry.slot) < tonumber(now) then
+      entry.slot = now
+      keep_range(unsent, decided, {state = 'skipped', first = whole(tonumber(decided) + 1), last = now, count = 0,
+        reason = why})
     end
     if tonumber(entry.slot) > horizon then
       kind = 'reset'

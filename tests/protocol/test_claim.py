@@ -51,6 +51,16 @@ def test_a_claim_writes_record_last_decided_slot_and_sweep_list_in_one_step(grou
     assert 80_000 < ground.ttl(1) <= 90_000
 
 
+def test_a_claim_that_is_asked_for_again_is_written_again_for_those_who_wait_for_replicas(
+    ground: Ground,
+) -> None:
+    term = ground.elect()
+    ground.claim(term, 1)
+    ground.client.pexpire(ground.keys.slot(ground.key(1)), 60_000)
+    assert ground.ask(term, 1) == ["claimed"]
+    assert ground.is_kept_long(1), "what is written is replicated, with all that was written before"
+
+
 @pytest.mark.parametrize("on_crash", ["auto", "skip", "rerun"])
 def test_a_claim_keeps_what_a_crash_will_mean(ground: Ground, on_crash: str) -> None:
     ground.claim(ground.elect(), 1, on_crash=on_crash, max_attempts=7, attempt=2)

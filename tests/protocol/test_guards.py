@@ -28,6 +28,7 @@ from tests.protocol import (
     test_overlap,
     test_pause,
     test_register,
+    test_releases,
     test_requests,
     test_write_off,
 )
@@ -40,12 +41,13 @@ from tests.protocol.world import Violation
 from tests.support.servers import RedisServer
 
 CONTRACTS = {
+    "announce": (test_releases,),
     "begin": (test_begin, test_crash),
     "claim": (test_claim, test_overlap, test_pause, test_requests),
     "confirm": (test_confirm,),
     "crash": (test_crash,),
     "doubt": (test_write_off,),
-    "elect": (test_election, test_events),
+    "elect": (test_election, test_events, test_releases),
     "finish": (test_finish, test_crash),
     "give_back": (test_confirm,),
     "pause": (test_pause,),

@@ -372,6 +372,19 @@ def test_a_slot_that_a_dead_leader_claimed_goes_before_the_one_that_waits_for_it
     assert _ask(ground, term, 2, "queue", batch="later", prefer="duplicate") == "waiting"
 
 
+def test_nor_does_it_wait_for_an_earlier_slot_that_waits_for_it(ground: Ground) -> None:
+    term = ground.elect()
+    ground.claim(term, 1, prefer="duplicate")
+    ground.give_back(term.epoch, 1)
+    assert _ask(ground, term, 2, "queue", prefer="duplicate") == "claimed"
+    term = ground.next_term()
+    assert _ask(ground, term, 1, "queue", batch="waits", prefer="duplicate") == "waiting"
+    assert _ask(ground, term, 2, "queue", batch="again", prefer="duplicate") == "claimed"
+    ground.start(2, term.epoch)
+    ground.finish(2)
+    assert _ask(ground, term, 1, "queue", batch="turn", prefer="duplicate") == "claimed"
+
+
 def test_a_slot_whose_leader_died_before_it_said_anything_is_not_waited_for(ground: Ground) -> None:
     """As a rule it was never sent."""
     _ask(ground, ground.elect(), 1, "skip")

@@ -31,6 +31,10 @@ class Replica:
         self.process.alive = False
         self._stopping = False
 
+    def set_clock(self, ahead: float) -> None:
+        """Set the wall clock of its host: so many seconds ahead of the world's."""
+        self._clock.skew = ahead
+
     def start(self) -> None:
         """Start the process, as a new one."""
         self.process = Process(self.name, "beat")
@@ -56,11 +60,12 @@ class Replica:
 
     def _look_at_trust(self, scheduler: Scheduler) -> None:
         """Whether this replica would still take itself for the leader when its lease is over."""
-        held = scheduler._running.elector._held if scheduler._running is not None else None
-        if held is not None:
+        lease = scheduler._running.elector._lease if scheduler._running is not None else None
+        term = lease.trusted() if lease is not None else None
+        if lease is not None and term is not None:
             hub = self._world.hub
-            until = hub.now + round((held.until - self._clock.monotonic()) * 1e6)
-            self._world.journal.relied_on(held.term.value, until, hub.process)
+            until = hub.now + round((lease.until - self._clock.monotonic()) * 1e6)
+            self._world.journal.relied_on(term.value, until, hub.process)
 
 
 def sim_publisher(world: World) -> type:

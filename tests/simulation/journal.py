@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -84,6 +84,8 @@ class Journal:
     exclusive: set[str] = field(default_factory=set)
     doubtful: set[str] = field(default_factory=set)
     _attempts: dict[str, int] = field(default_factory=dict)
+    _claims: dict[str, int] = field(default_factory=dict)
+    _decided: dict[str, datetime] = field(default_factory=dict)
     _lease: tuple[str, int] = ("", 0)
     _epoch: int = 0
     elected_at: int = 0
@@ -194,6 +196,11 @@ class Journal:
             if found == "claimed":
                 item = json.loads(text)
                 self._attempts[item["key"]] = item["attempt"]
+                self._claims[item["key"]] = int(args[1])
+                if item["attempt"] > item["max_attempts"] and not item["request"]:
+                    self.violate(
+                        f"{item['key']} is claimed as attempt {item['attempt']} of {item['max_attempts']}"
+                    )
 
     def _begin(self, process: Process | None, args: Sequence[Any], answer: Any) -> None:
         run, key = str(args[0]), str(args[9])
@@ -202,6 +209,10 @@ class Journal:
             return
         if int(args[2]) < self._attempts.get(key, 1):
             self.violate(f"{key} is begun as attempt {args[2]}, and attempt {self._attempts[key]} is claimed")
+        if answer[1] in ("claimed", "sent", "unconfirmed") and int(args[1]) < self._claims.get(key, 0):
+            self.violate(
+                f"{key} is begun under epoch {args[1]}, and epoch {self._claims[key]} has claimed it"
+            )
         until = self._lease_end(args[6])
         if run in self.runs:
             self.runs[run].leased_until = until
@@ -234,6 +245,8 @@ class Journal:
         self._emptied.add(self._epoch)
         self._lease = ("", 0)
         self._attempts.clear()
+        self._claims.clear()
+        self._decided.clear()
         self.doubtful.update(self.bodies, self.sent)
         for run in self.runs.values():
             run.leased_until = min(run.leased_until, self.hub.now)
@@ -244,6 +257,13 @@ class Journal:
             self.violate(
                 f"{by} relies on its lease for {(until - self._lease[1]) / 1e6:.6f} s beyond its end"
             )
+
+    def decided(self, last: Mapping[str, datetime]) -> None:
+        """The last-decided slots of the entries, as they are now: they never move back."""
+        for entry, slot in last.items():
+            if slot < self._decided.get(entry, slot):
+                self.violate(f"the last-decided slot of {entry} has moved back to {slot}")
+        self._decided = dict(last)
 
     def published(self, key: str, by: Process, since: int) -> None:
         """A leader, which was allowed to at `since`, publishes.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["sim_store"]
 
 #: Scripts beside which a crash shows nothing that it doesn't show elsewhere.
-_DULL = ("renew",)
+_DULL = ("announce", "renew")
 
 
 class _Client:
@@ -47,6 +47,8 @@ def sim_store(world: World) -> type[Store]:
         def __init__(self, settings: Any, timeout: float = 5.0) -> None:
             super().__init__(settings, timeout)
             self._client = _Client(self._client, self)
+            self._translate = self._translated
+            self._translated = self._on_the_way  # type: ignore[assignment]
             self._timeout = timeout
             self._running: tuple[str, Sequence[Any], Sequence[Any]] | None = None
 
@@ -83,11 +85,11 @@ def sim_store(world: World) -> type[Store]:
             """The connection is the world's."""
 
         @contextlib.contextmanager
-        def _translated(self, what: str) -> Iterator[None]:
+        def _on_the_way(self, what: str) -> Iterator[None]:
             if hub.process is not None and self._running is None:
                 self._go("")
             world.sync()
-            with super()._translated(what):
+            with self._translate(what):
                 yield
 
         def _execute(self, script: str, keys: Sequence[Any], args: Sequence[Any]) -> Any:

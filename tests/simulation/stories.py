@@ -134,7 +134,7 @@ def tell(server: FrozenServer, seed: int, keep: bool = False) -> Told:
         world.start()
         world.run(world.rng.uniform(0.0, 8.0))
         world.faults.begin()
-        world.run(trouble)
+        world.run_and_look(trouble)
         until = datetime.fromtimestamp(world.hub.now / 1e6, timezone.utc)
         world.calm()
         # What waits is soon done now, and nobody holds it back, so that the story comes to its end.

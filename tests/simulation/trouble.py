@@ -55,7 +55,7 @@ KINDS = (*_STRIKES, *_WAYS, *DISASTERS)
 
 #: A story without this loses nothing that Redis knows.
 _EMPTIED = "Redis emptied"
-_RATES = (0.3, 1.0, 1.0, 3.0)
+_RATES = (0.5, 1.0, 3.0, 6.0)
 
 
 class Trouble(Mischief):
@@ -64,7 +64,7 @@ class Trouble(Mischief):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         rng = self._rng
-        few = rng.choice((2, 3, 4, 6, 9))
+        few = rng.choice((2, 3, 4, 5, 8))
         chosen = rng.sample([kind for kind in KINDS if kind != _EMPTIED], few)
         if rng.random() < 0.1:
             chosen.append(_EMPTIED)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import pytest
 
-from celery_leaderbeat import dispatch, election, plan, scheduler
+from celery_leaderbeat import dispatch, plan, scheduler, standby
 from celery_leaderbeat import store as store_module
 from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.ledger import Ledger
@@ -48,14 +48,14 @@ _TROUBLE = ("tick_failed", "election_failed", "schedule_failed", "entry_refused"
 _PACES = {
     "hurried": (
         (dispatch, "_LOOK_EVERY", 2.0),
-        (election, "_LOOK_INTERVAL", 1.0),
+        (standby, "_LOOK_INTERVAL", 1.0),
         (plan, "_WAIT", timedelta(seconds=2)),
     ),
     "brisk": (
         (dispatch, "_SWEEP_EVERY", 4.0),
         (dispatch, "_LOOK_EVERY", 8.0),
         (dispatch, "_LONGEST_SLEEP", 2.0),
-        (election, "_LOOK_INTERVAL", 4.0),
+        (standby, "_LOOK_INTERVAL", 4.0),
         (scheduler, "_STANDBY_TICK", 4.0),
         (plan, "_WAIT", timedelta(seconds=1)),
     ),
@@ -63,7 +63,7 @@ _PACES = {
         (dispatch, "_SWEEP_EVERY", 5.0),
         (dispatch, "_LOOK_EVERY", 30.0),
         (dispatch, "_LONGEST_SLEEP", 1.0),
-        (election, "_LOOK_INTERVAL", 4.0),
+        (standby, "_LOOK_INTERVAL", 4.0),
         (plan, "_WAIT", timedelta(seconds=1)),
     ),
 }
@@ -156,6 +156,8 @@ class World:
             Worker(self, f"worker-{n}", _apps[n], self.concurrency) for n in range(1, self.workers + 1)
         ]
         self.tended = True
+        #: How far the server's clock is ahead of the world's, in seconds.
+        self.server_ahead = 0.0
         #: When Redis lost everything the last time, in µs; 0 for never.
         self.emptied_at = 0
 
@@ -190,7 +192,9 @@ class World:
         self.settings = settings = Settings.from_app(self.app, warn=False)
         patch.setattr(Settings, "from_app", classmethod(lambda cls, app, warn=True: settings))
         hub, client = self.hub, self.server.quick_client()
-        patch.setattr(store_module, "_client", lambda settings, timeout: client)
+        patch.setattr(
+            store_module, "make_client", lambda target, options, timeout, prefix: (client, lambda: None)
+        )
         threads = types.SimpleNamespace(
             Thread=lambda target, name, daemon: Thread(hub, self._here(), target), Lock=threading.Lock
         )
@@ -200,10 +204,10 @@ class World:
         )
         stand_ins = {
             "Clock": (Clock, lambda: VirtualClock(hub), ("task", "runs")),
-            "Listener": (Listener, sim_listener(self), ("election",)),
+            "Listener": (Listener, sim_listener(self), ("election", "standby")),
             "Publisher": (Publisher, sim_publisher(self), ()),
             "Store": (Store, sim_store(self), ()),
-            "queue": (queue, queues, ("election",)),
+            "queue": (queue, queues, ("desk", "election")),
             "random": (random, self.rng, ()),
             "threading": (threading, threads, ("election", "runs")),
             "uuid": (uuid, ids, ()),
@@ -258,6 +262,13 @@ class World:
         """Let time pass."""
         self.hub.run(self.hub.now + round(seconds * 1e6), enough)
 
+    def run_and_look(self, seconds: float) -> None:
+        """Let time pass, and look at the last-decided slots now and then."""
+        while seconds > 0:
+            self.run(min(seconds, 5.0))
+            seconds -= 5.0
+            self.journal.decided({name: entry.slot for name, entry in self.ledger().entries().items()})
+
     def run_until_settled(self, slot: datetime, longest: float) -> None:
         """Let time pass until all slots up to this one are decided, and nothing is left to do."""
         end = self.hub.now + round(longest * 1e6)
@@ -285,7 +296,7 @@ class World:
 
     def sync(self) -> None:
         """Set the server's clock."""
-        self.server.set_time(self.hub.now)
+        self.server.set_time(self.hub.now + round(self.server_ahead * 1e6))
 
     def processes(self) -> list[Process]:
         """All processes."""

@@ -51,7 +51,7 @@ class FrozenServer(RedisServer):
         }
 
     def set_time(self, now_us: int) -> None:
-        """Set the clock. Back only where all databases are empty."""
+        """Set the clock; back is a step of it, as a real one may make."""
         if now_us == self._now_us:
             return
         self._now_us = now_us

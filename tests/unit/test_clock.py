@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 
 import pytest
 
@@ -44,16 +45,70 @@ def test_the_estimate_is_never_ahead_of_the_server() -> None:
     assert fleet.now() == 2_000_000.0
 
 
-def test_the_smallest_round_trip_wins_until_it_is_a_minute_old() -> None:
+def test_a_quick_round_trip_counts_for_more_than_the_slow_ones_that_follow() -> None:
     host = Stepping()
     fleet = FleetClock(host)
     fleet.observe(2_000_000.0, sent=99.99, received=100.0)
-    host.ticks = 110.0
-    fleet.observe(2_000_009.0, sent=108.0, received=110.0)
-    assert fleet.now() == 2_000_010.0
-    host.ticks = 161.0
-    fleet.observe(2_000_060.0, sent=159.0, received=161.0)
-    assert fleet.now() == 2_000_060.0
+    for _ in range(20):
+        host.ticks += 5
+        shown = 2_000_000.0 + host.ticks - 100.0
+        # The server read its clock at the begin of a round trip of two seconds.
+        fleet.observe(shown - 2, sent=host.ticks - 2, received=host.ticks)
+        assert shown - 0.05 < fleet.now() <= shown
+
+
+def test_the_answer_that_a_frozen_process_finds_when_it_thaws_sets_no_clock_back() -> None:
+    host = Stepping()
+    fleet = FleetClock(host)
+    fleet.observe(2_000_000.0, sent=99.99, received=100.0)
+    steps, offset = StepWatch(fleet), OffsetWatch(fleet)
+    # It had asked before it was frozen, and was frozen for 400 s.
+    host.ticks = 520.0
+    fleet.observe(2_000_020.0, sent=119.99, received=520.0)
+    assert 2_000_419.0 < fleet.now() <= 2_000_420.0
+    assert steps.step() == 0.0
+    host.shown = 2_000_420.0
+    offset.look()
+    offset.look()
+    assert fleet.offset == pytest.approx(0.0, abs=0.2)
+
+
+def test_the_fleets_clock_is_never_ahead_and_is_late_by_less_than_the_quickest_of_the_latest_round_trips() -> (
+    None
+):
+    for seed in range(300):
+        rng = random.Random(seed)
+        host, drift = Stepping(), rng.uniform(-1e-4, 1e-4)
+        fleet = FleetClock(host)
+        trips: list[float] = []
+        for _ in range(40):
+            host.ticks += rng.choice((0.5, 5.0, 20.0))
+            sent = host.ticks
+            there, back = (rng.choice((0.0005, 0.01, 2.0, 100.0)) for _ in range(2))
+            read = 2_000_000.0 + (sent + there) * (1 + drift)
+            host.ticks += there + back
+            fleet.observe(read, sent=sent, received=host.ticks)
+            trips.append(there + back)
+            late = 2_000_000.0 + host.ticks * (1 + drift) - fleet.now()
+            assert -1e-6 <= late <= min(trips[-3:]) + 0.3, seed
+
+
+def test_a_slow_round_trip_is_no_wall_clock_that_is_off(caplog: pytest.LogCaptureFixture) -> None:
+    host = Stepping()
+    fleet = FleetClock(host)
+    watch = OffsetWatch(fleet)
+    # The server's answer took two seconds to come.
+    fleet.observe(999_998.0, sent=97.99, received=100.0)
+    watch.look()
+    watch.look()
+    assert fleet.offset == 0.0
+    assert not caplog.records
+    # More than that is no excuse.
+    host.shown += 90.0
+    watch.look()
+    watch.look()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert fleet.offset == pytest.approx(-90.0, abs=2.1)
 
 
 def test_before_any_measurement_and_with_the_local_clock_the_host_decides() -> None:
