@@ -20,7 +20,8 @@ class Fault:
     Attributes:
         at: when it begins.
         kind: one of `KINDS`.
-        target: a process (`beat0`, `worker2`), one of its links (`beat0:ledger`), `ledger`, or `beats`.
+        target: a process (`beat0`, `worker2`), one of its links (`beat0:ledger`), `ledger`, or `beats`. `leader`, in
+            place of a process, is the beat that sends when the fault begins.
         seconds: how long it lasts; until the process starts again, where it dies.
         detail: what the kind needs to know: the direction of a one-way cut, the delay, the step of a clock.
     """
@@ -130,9 +131,10 @@ def _target(
 ) -> str:
     if strikes in ("ledger", "beats"):
         return strikes
+    # Who leads counts as much as all others: most guarantees are about what becomes of its work.
     if strikes == "beat":
-        return chance.choice(beats)
-    process = chance.choice((*beats, *workers))
+        return chance.choice((*beats, *(["leader"] * len(beats))))
+    process = chance.choice((*beats, *workers, *(["leader"] * len((*beats, *workers)))))
     return process if strikes == "process" else f"{process}:{chance.choice(links)}"
 
 
