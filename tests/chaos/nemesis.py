@@ -98,8 +98,9 @@ class Nemesis:
         # Whoever sent last, or, while that one is struck already, somebody else.
         last = self._fleet.tap.arrivals[-1].beat if self._fleet.tap.arrivals else ""
         beats = sorted(self._fleet.setup.beat_names, key=lambda beat: beat != last)
-        free = [beat for beat in beats if beat not in self._busy]
-        return replace(fault, target=f"{free[0]}{colon}{link}") if free else None
+        targets = [f"{beat}{colon}{link}" for beat in beats]
+        free = [target for target in targets if target not in self._busy]
+        return replace(fault, target=free[0]) if free else None
 
     def _victims(self, fault: Fault) -> tuple[str, ...]:
         return processes_of(fault.target, self._fleet.setup.beat_names)
