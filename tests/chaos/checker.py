@@ -369,6 +369,8 @@ class _Slot:
         last = max([a.t for a in self.arrivals] + [s.t for s in self.starts])
         if end == "begun" and self._died():
             self._allow("begun, and its worker was struck")
+        elif end == "begun" and self._waits_for_its_retry() and self._undelivered(last, last):
+            self._allow("begun, and its retry was struck on its way to a worker")
         elif end == "sent" and self._undelivered(since, last):
             self._allow(
                 "sent, and struck on its way to a worker, which acknowledges before it runs, or by Redis"
@@ -384,6 +386,9 @@ class _Slot:
             self.told is not None and self.told.end == "abandoned"
         )
         return may_die and any(self.faults.worker_struck(body, body.t + _DELIVERY) for body in self.starts)
+
+    def _waits_for_its_retry(self) -> bool:
+        return self.told is not None and self.told.end == "retrying"
 
     def _undelivered(self, since: float, last: float) -> bool:
         # With Redis, a worker takes a message off the list before it notes that it has it; with RabbitMQ, a task that

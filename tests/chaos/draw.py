@@ -134,7 +134,9 @@ class _Canvas:
 
     def _faults(self) -> Iterator[str]:
         for struck in sorted(self.history.struck, key=lambda each: each.fault.kind == "kill"):
-            for name in processes_of(struck.fault.target, self.beats):
+            for target in processes_of(struck.fault.target, self.beats):
+                # A link is drawn in the lane of its process.
+                name = target.partition(":")[0]
                 if name in self.lanes:
                     yield self._fault(struck, *self.lanes[name])
 

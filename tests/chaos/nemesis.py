@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.chaos.fleet import Fleet
 from tests.chaos.ledgers import Ledger
-from tests.chaos.plan import Fault
+from tests.chaos.plan import Fault, processes_of
 
 __all__ = ["Nemesis", "Struck"]
 
@@ -40,8 +40,9 @@ class Nemesis:
         self._before_loss = before_loss
         self._say = say
         self._lock = threading.Lock()
-        #: A failover may take longer than the plan thinks.
-        self._one_at_a_time = threading.Lock()
+        #: Who is struck just now. A fault may last longer than its plan, and the leader be anybody.
+        self._busy: set[str] = set()
+        self._freed = threading.Condition()
         self._over = threading.Event()
         self.struck: list[Struck] = []
 
@@ -57,7 +58,7 @@ class Nemesis:
             threads.append(thread)
         self._wait(began + seconds - self._fleet.now())
         for thread in threads:
-            thread.join(60)
+            thread.join(90)
             if thread.is_alive():
                 raise RuntimeError(f"the fault hasn't ended: {thread.name}")
 
@@ -65,15 +66,44 @@ class Nemesis:
         if seconds > 0:
             self._over.wait(seconds)
 
-    def _strike(self, fault: Fault) -> None:
+    def _strike(self, planned: Fault) -> None:
+        fault = self._claim(planned)
         begun, trouble = self._fleet.now(), ""
         try:
             _ACTS[fault.kind](self, fault)
         except Exception as exc:  # noqa: BLE001  # it makes the run worthless, and is reported as such
             trouble = repr(exc)
             self._say(f"{fault}: {trouble}")
+        finally:
+            with self._freed:
+                self._busy.difference_update(self._victims(fault))
+                self._freed.notify_all()
         with self._lock:
             self.struck.append(Struck(fault, begun, self._fleet.now(), trouble))
+
+    def _claim(self, fault: Fault) -> Fault:
+        """Wait until nothing else befalls the target; the fault, with the leader's name in place of `leader`."""
+        with self._freed:
+            while True:
+                named = self._named(fault)
+                if named is not None and not self._busy.intersection(self._victims(named)):
+                    self._busy.update(self._victims(named))
+                    return named
+                self._freed.wait(0.5)
+
+    def _named(self, fault: Fault) -> Fault | None:
+        who, colon, link = fault.target.partition(":")
+        if who != "leader":
+            return fault
+        # Whoever sent last, or, while that one is struck already, somebody else.
+        last = self._fleet.tap.arrivals[-1].beat if self._fleet.tap.arrivals else ""
+        beats = sorted(self._fleet.setup.beat_names, key=lambda beat: beat != last)
+        targets = [f"{beat}{colon}{link}" for beat in beats]
+        free = [target for target in targets if target not in self._busy]
+        return replace(fault, target=free[0]) if free else None
+
+    def _victims(self, fault: Fault) -> tuple[str, ...]:
+        return processes_of(fault.target, self._fleet.setup.beat_names)
 
     # What each kind does
 
@@ -113,19 +143,16 @@ class Nemesis:
 
     def redis_pause(self, fault: Fault) -> None:
         """The ledger's server freezes."""
-        with self._one_at_a_time:
-            self._ledger.pause(fault.seconds, self._wait)
+        self._ledger.pause(fault.seconds, self._wait)
 
     def redis_restart(self, fault: Fault) -> None:
         """The ledger's server dies; it comes back with its data, or a replica takes its place."""
-        with self._one_at_a_time:
-            self._ledger.restart(fault.seconds, self._wait)
+        self._ledger.restart(fault.seconds, self._wait)
 
     def flush(self, fault: Fault) -> None:
         """The ledger's server loses all that we keep there."""
-        with self._one_at_a_time:
-            self._before_loss()
-            self._ledger.flush()
+        self._before_loss()
+        self._ledger.flush()
 
     @property
     def _ledger(self) -> Ledger:

@@ -1,7 +1,8 @@
 """The faults of a run, from its seed. Pure.
 
-Faults come at random moments, several at a time, but never two on one process or server: what is dead can't be
-paused. Their kinds come from a deck, so that a short run has each kind, too.
+Faults come at random moments, several at a time, but never two on one process, server or link: what is dead can't be
+paused. A process may die while its link is cut. Their kinds come from a deck, so that a short run has each kind, too.
+Where the leader's link becomes slow, it is often struck itself meanwhile: then it has something under way.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class Fault:
     Attributes:
         at: when it begins.
         kind: one of `KINDS`.
-        target: a process (`beat0`, `worker2`), one of its links (`beat0:ledger`), `ledger`, or `beats`.
+        target: a process (`beat0`, `worker2`), one of its links (`beat0:ledger`), `ledger`, or `beats`. `leader`, in
+            place of a process, is the beat that sends when the fault begins.
         seconds: how long it lasts; until the process starts again, where it dies.
         detail: what the kind needs to know: the direction of a one-way cut, the delay, the step of a clock.
     """
@@ -49,16 +51,16 @@ class _Kind:
 #: The kinds. Leases are of 3 s here, of runs of 4 s: some faults outlast them and some don't.
 KINDS = {
     "kill": _Kind("process", 0.2, 4.0, 4),
-    "pause": _Kind("process", 0.3, 7.0, 4),
+    "pause": _Kind("process", 0.3, 12.0, 4),
     "freeze": _Kind("link", 0.3, 7.0, 3),
     "cut": _Kind("link", 0.1, 7.0, 3),
     "one-way cut": _Kind("link", 0.3, 6.0, 3),
-    "delay": _Kind("link", 2.0, 8.0, 2),
+    "delay": _Kind("link", 2.0, 8.0, 3),
     "redis restart": _Kind("ledger", 0.1, 3.0, 1),
     "redis pause": _Kind("ledger", 0.3, 5.0, 1),
     "failover": _Kind("ledger", 1.0, 4.0, 2),
     "flush": _Kind("ledger", 0.0, 0.0, 1),
-    "clock step": _Kind("beat", 2.0, 10.0, 2),
+    "clock step": _Kind("beat", 3.0, 10.0, 2),
     "rolling deploy": _Kind("beats", 6.0, 6.0, 1),
 }
 
@@ -66,14 +68,16 @@ KINDS = {
 _MEAN_GAP, _LEAST_GAP = 3.4, 0.6
 #: A process gets this long to find its feet before something else befalls it, in seconds.
 _REST = 2.0
+#: How often a leader is struck while its link is slow.
+_BESIDES = 0.7
 #: Delays and steps of clocks, in seconds.
-_DELAYS = (0.02, 0.1, 0.4, 0.9)
+_DELAYS = (0.02, 0.15, 0.4, 0.4, 0.9)
 _STEPS = (-3600.0, -90.0, -5.0, -1.5, 1.5, 5.0, 90.0, 3600.0)
 
 
 def processes_of(target: str, beats: Sequence[str]) -> tuple[str, ...]:
-    """The processes or servers that a target is about."""
-    return tuple(beats) if target == "beats" else (target.partition(":")[0],)
+    """The processes, servers or links that a target is about."""
+    return tuple(beats) if target == "beats" else (target,)
 
 
 def make_plan(
@@ -101,6 +105,7 @@ def make_plan(
         lasts = round(_duration(chance, kind), 2)
         target = _target(chance, kind.strikes, beats, workers, links)
         detail = _detail(chance, name)
+        besides = chance.random() < _BESIDES, chance.choice(("kill", "pause")), chance.random()
         struck = processes_of(target, beats)
         # What is still busy with another fault is waited for, and so is its rest.
         begin = round(max([at, *(busy.get(process, 0.0) for process in struck)]), 2)
@@ -111,6 +116,12 @@ def make_plan(
         for process in struck:
             busy[process] = begin + lasts + _REST
         faults.append(Fault(begin, name, target, lasts, detail))
+        if name == "delay" and target.startswith("leader:") and besides[0]:
+            then, also = round(begin + 0.2 + besides[2] * (lasts - 0.2), 2), KINDS[besides[1]]
+            short = round(_duration(chance, also), 2)
+            if then >= busy.get("leader", 0.0) and then + short < seconds:
+                busy["leader"] = then + short + _REST
+                faults.append(Fault(then, besides[1], "leader", short))
 
 
 def _deck(chance: random.Random, kinds: Sequence[str]) -> Iterator[str]:
@@ -130,9 +141,10 @@ def _target(
 ) -> str:
     if strikes in ("ledger", "beats"):
         return strikes
+    # Who leads counts as much as all others: most guarantees are about what becomes of its work.
     if strikes == "beat":
-        return chance.choice(beats)
-    process = chance.choice((*beats, *workers))
+        return chance.choice((*beats, *(["leader"] * len(beats))))
+    process = chance.choice((*beats, *workers, *(["leader"] * len((*beats, *workers)))))
     return process if strikes == "process" else f"{process}:{chance.choice(links)}"
 
 

@@ -272,6 +272,16 @@ def test_a_message_that_its_worker_took_with_it_is_allowed_where_it_was_acknowle
     assert list(allowed(story).values()) == [1]
 
 
+def test_a_retry_that_a_worker_took_with_it_is_allowed_and_one_that_nobody_took_is_not() -> None:
+    for struck in (True, False):
+        story = Story()
+        story.effects = [effect for effect in story.effects if effect.key != key(MISSED)]
+        story.ends[key(MISSED)] = End("retrying", "Retry in 0.3s", "retrying", 1, BEGAN + 70)
+        if struck:
+            story.fault("kill", "worker1")
+        assert story.violations() == ([] if struck else [("unexplained", key(MISSED))])
+
+
 def test_a_lookback_that_was_exceeded_is_allowed() -> None:
     latest = replace(DUPLICATE, policy={"prefer": "duplicate", "catch_up": "latest"})
     story = Story({"d": latest})

@@ -10,9 +10,9 @@ from tests.chaos.plan import KINDS, Fault, kinds_for, make_plan, processes_of
 
 BEATS, WORKERS = ("beat0", "beat1", "beat2"), ("worker0", "worker1")
 FIRST_OF_SEED_7 = [
-    "   1.83 s  pause          beat1           for 3.00 s",
-    "   6.83 s  pause          beat1           for 3.02 s",
-    "   8.93 s  cut            beat2:ledger    for 5.24 s",
+    "   1.83 s  pause          worker0         for 5.02 s",
+    "   3.32 s  pause          leader          for 8.27 s",
+    "   3.93 s  pause          beat1           for 10.27 s",
 ]
 
 
@@ -62,13 +62,24 @@ def test_all_faults_are_over_at_the_end() -> None:
 
 def test_beats_and_workers_and_both_of_their_links_are_struck() -> None:
     targets = Counter(fault.target for fault in plan(1, 3600.0))
-    links = {f"{name}:{link}" for name in (*BEATS, *WORKERS) for link in ("ledger", "broker")}
-    assert {*BEATS, *WORKERS, *links, "ledger", "beats"} == set(targets)
+    who = (*BEATS, *WORKERS, "leader")
+    links = {f"{name}:{link}" for name in who for link in ("ledger", "broker")}
+    assert {*who, *links, "ledger", "beats"} == set(targets)
 
 
 def test_some_faults_outlast_the_leases_and_some_do_not() -> None:
     pauses = [fault.seconds for fault in plan(1, 3600.0) if fault.kind == "pause"]
     assert min(pauses) < 1 < 4.5 < max(pauses)
+
+
+def test_the_leader_is_often_killed_or_frozen_while_its_link_is_slow() -> None:
+    faults = plan(1, 3600.0)
+    slow = [fault for fault in faults if fault.kind == "delay" and fault.target.startswith("leader:")]
+    struck = [fault for fault in faults if fault.kind in ("kill", "pause") and fault.target == "leader"]
+    both = [
+        fault for fault in slow if any(fault.at < other.at < fault.at + fault.seconds for other in struck)
+    ]
+    assert len(both) > len(slow) / 3 > 3
 
 
 def test_each_kind_is_explained_by_whom_it_strikes() -> None:
