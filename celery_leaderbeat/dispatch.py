@@ -21,12 +21,14 @@ from celery_leaderbeat.election import Elector
 from celery_leaderbeat.errors import StoreError
 from celery_leaderbeat.ledger import Ledger, NotLeading
 from celery_leaderbeat.message import Message, build_message, seconds_until
-from celery_leaderbeat.orders import ALL, Orders
-from celery_leaderbeat.pauses import Pause, Pauses
+from celery_leaderbeat.orders import ALL, Orders, Request
+from celery_leaderbeat.pauses import PAUSES_KEPT, Pause, Pauses
 from celery_leaderbeat.plan import ASK_AGAIN_AFTER, Plan
 from celery_leaderbeat.policy import Miss, Send, Skip
+from celery_leaderbeat.records import FAR_AHEAD
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.requested import Requested
+from celery_leaderbeat.restoring import Restorer
 from celery_leaderbeat.sender import Sender
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.sweep import Sweep
@@ -44,8 +46,6 @@ _CLAIM_BATCH = 32
 _SWEEP_EVERY = 2.0
 #: Seconds between two looks at the orders.
 _LOOK_EVERY = 0.5
-#: A pause that ended longer ago explains no slot that is still to be decided.
-_PAUSES_KEPT = timedelta(days=30)
 #: Longest that the tick loop sleeps, in seconds: it has to show that it comes round, and to look at the orders.
 _LONGEST_SLEEP = 0.5
 
@@ -80,7 +80,9 @@ class Dispatcher:
         self._sender = Sender(
             app, settings, clock, elector, plans, self._ledger, self._reports, self._advance
         )
+        self._restorer = Restorer(clock, elector, plans, self._ledger, self._reports)
         self._term: Term | None = None
+        self._latest = clock.utcnow()
         self._agenda = Agenda(())
         self._sweep: Sweep | None = None
         self._requested: Requested | None = None
@@ -96,7 +98,7 @@ class Dispatcher:
         """Do what is due under `term`; the seconds until there is more to do."""
         try:
             self._round += 1
-            if term != self._term:
+            if term != self._term or self._clock_fell_back():
                 self._begin(term)
             self._sender.settle()
             self._put_back(self._sender.go_on())
@@ -109,6 +111,9 @@ class Dispatcher:
                 self._sender.settle()
                 if self._sweep.run():
                     self._sweep_at = self._monotonic() + _SWEEP_EVERY / 4
+                if self._restorer.is_incomplete():
+                    self._begin(term)
+            self._restorer.leads(term)
         except NotLeading as exc:
             logger.debug("The lease of epoch %d is not ours any more: %s", term.epoch, exc)
             self._sender.drop()
@@ -150,8 +155,28 @@ class Dispatcher:
             return
         self._look_at = self._monotonic() + _LOOK_EVERY
         self._looked_in = self._round
-        self._pauses, requests = self._orders.look()
-        self._requested.look(requests, self._pauses_of, self._clock.utcnow())
+        self._requested.look(self._read_orders(), self._pauses_of, self._clock.utcnow())
+
+    def _read_orders(self) -> list[Request]:
+        pauses, requests = self._orders.look()
+        if self._term is not None:
+            pauses = self._restorer.pauses(self._term, pauses)
+        self._pauses = pauses
+        return requests
+
+    def _clock_fell_back(self) -> bool:
+        """Whether the clock was set back so far that what was decided since then lies in the far future."""
+        now, latest = self._clock.utcnow(), self._latest
+        self._latest = now
+        if latest - now < timedelta(microseconds=FAR_AHEAD):
+            return False
+        logger.warning(
+            "The clock that decides when a slot is due was set back by %.0f s: slots that were decided while it was "
+            "ahead are looked at again.",
+            (latest - now).total_seconds(),
+            extra={"action": "clock_fell_back"},
+        )
+        return True
 
     def _pauses_of(self, plan: Plan) -> Pauses:
         return Pauses(self._pauses.get(plan.name, ()), self._pauses.get(ALL, ()))
@@ -160,21 +185,7 @@ class Dispatcher:
         """Go on where the entries stand in Redis."""
         self._sender.drop()
         self._sender.settle()
-        fingerprints = {name: plan.fingerprint for name, plan in self._plans.items()}
-        positions = self._ledger.register(term, fingerprints, self._clock.utcnow())
-        lost = [
-            plan.last
-            for name, plan in self._plans.items()
-            if plan.last is not None and positions[name][0] == "new"
-        ]
-        if lost:
-            logger.warning(
-                "The ledger has lost %d entries that this replica had decided about until %s: they count from now, "
-                "and slots in between are lost. Does Redis keep its data?",
-                len(lost),
-                slot_text(max(lost)),
-                extra={"action": "ledger_lost", "count": len(lost)},
-            )
+        positions = self._restorer.register(term)
         for name, (kind, slot) in positions.items():
             self._elector.progress()
             if kind == "reset":
@@ -183,7 +194,7 @@ class Dispatcher:
                     name,
                     extra={"action": "entry_reset", "entry": name},
                 )
-            elif kind != "kept":
+            elif kind not in ("kept", "restored"):
                 logger.info("Entry %r is %s.", name, kind, extra={"action": f"entry_{kind}", "entry": name})
             if name in self._plans:
                 self._start(self._plans[name], slot)
@@ -192,14 +203,17 @@ class Dispatcher:
         self._sweep = Sweep(
             self._app, self._ledger, term, self._plans, self._reports, grace, self._agenda.put
         )
+        before = self._requested
         self._requested = Requested(
             self._ledger, self._orders, self._plans, self._agenda.put, self._elector.progress
         )
         self._sweep_at = self._look_at = 0.0
-        pauses, _ = self._orders.look()
-        self._orders.forget_pauses(pauses, self._clock.utcnow() - _PAUSES_KEPT)
-        self._sender.start()
         self._term = term
+        requests = self._read_orders()
+        if before is not None and self._restorer.found_loss:
+            before.say_lost(requests)
+        self._orders.forget_pauses(self._pauses, self._clock.utcnow() - PAUSES_KEPT)
+        self._sender.start()
 
     def _start(self, plan: Plan, slot: datetime) -> None:
         try:
@@ -265,7 +279,7 @@ class Dispatcher:
             decisions = plan.decide(now, led_since, self._pauses_of(plan))
             if self._looked_in != self._round and any(isinstance(item, Skip) for item in decisions):
                 # The pause may have been lifted since: what came due after that isn't paused.
-                self._pauses, _ = self._orders.look()
+                self._read_orders()
                 self._looked_in = self._round
                 decisions = plan.decide(now, led_since, self._pauses_of(plan))
         except (StoreError, NotLeading):
@@ -335,6 +349,10 @@ class Dispatcher:
             self._reports.skipped(*said)
 
     def _advance(self, plan: Plan, slot: datetime) -> None:
+        back = plan.returned.get(slot)
+        if back is None or not back.owed:
+            # What is owed moves the last decided slot nowhere.
+            self._restorer.decided(plan, slot)
         plan.advance(slot)
         failure, plan.failure = plan.failure, None
         if failure is not None:

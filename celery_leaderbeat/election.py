@@ -43,6 +43,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery_leaderbeat.backoff import backoff
@@ -50,6 +51,8 @@ from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.errors import StoreError, sentence
 from celery_leaderbeat.listener import Listener
 from celery_leaderbeat.settings import Settings
+from celery_leaderbeat.shadow import Shadow
+from celery_leaderbeat.shadow_reader import ShadowReader
 from celery_leaderbeat.store import Store
 from celery_leaderbeat.term import Term
 
@@ -65,8 +68,10 @@ _GONE_AFTER = 1.0
 _LONGEST_RETREAT = 300.0
 #: Longest that a standby waits for its own subscription before it stands for election, in seconds.
 _SUBSCRIBE_FIRST = 0.5
+#: So long a lease that was lost with other data is left to the replica that led last, in seconds.
+_COURTESY = 0.3
 #: Bounds of the wait between two tries while Redis doesn't answer, in seconds.
-_BACKOFF = (0.05, 1.0)
+_BACKOFF = (0.05, 0.3)
 #: The same complaint is logged once in this many seconds.
 _COMPLAIN_EVERY = 30.0
 
@@ -141,7 +146,8 @@ class Elector:
         self._orders: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._gained: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._held: _Held | None = None
-        self._highest = 0
+        self.shadow = Shadow()
+        self._highest = self._led = 0
         self._progress = self._monotonic()
         self._stopping = False
         self._stepping_down: tuple[Term, str] | None = None
@@ -178,6 +184,13 @@ class Elector:
         if held is None or self._monotonic() >= held.until:
             return None
         return held.term
+
+    def trusted_until(self, term: Term) -> datetime | None:
+        """Until when, by the fleet's clock, nobody else can lead; None if `term` isn't ours."""
+        held = self._held
+        if held is None or held.term != term:
+            return None
+        return self.clock.utcnow() + timedelta(seconds=held.until - self._monotonic())
 
     def trusts(self, term: Term) -> bool:
         """Whether `term` is still ours to act on."""
@@ -252,6 +265,7 @@ class Elector:
     def _stand_by(self) -> Term | None:
         """Wait until this replica is elected. None when it is told to stop."""
         watch: _Watch | None = None
+        reader = ShadowReader(self._store, self.shadow, self.clock)
         announced, began = float("-inf"), self._monotonic()
         free_since: float | None = None
         while not self._stopping:
@@ -278,6 +292,7 @@ class Elector:
             look = self._store.look(channel)
             now = self._monotonic()
             self.clock.observe(look.now, sent, now)
+            reader.look(look)
             if look.value is not None:
                 free_since = None
             elif free_since is None:
@@ -301,12 +316,19 @@ class Elector:
                     return term
                 watch = None
                 continue
-            pause = look.remaining / 1000 + 0.001 if look.remaining >= 0 else _LOOK_INTERVAL
+            pause = look.remaining / 1000 + 0.001 if look.remaining >= 0 else _COURTESY
             self._wait(min(_LOOK_INTERVAL, pause))
         return None
 
     def _may_stand(self, now: float, free_since: float | None) -> bool:
-        """Whether this replica stands for election, or leaves it to another after it has stepped down."""
+        """Whether this replica stands for election, or leaves it to another.
+
+        To the one that led last, for a moment, after Redis has lost data: it knows best what was decided. And to
+        any, after it has stepped down.
+        """
+        polite = self.shadow.lacks and self._led < self._highest
+        if polite and free_since is not None and now - free_since < _COURTESY:
+            return False
         if now >= self._candidate_from or not self._others:
             return True
         return free_since is not None and now - free_since >= self.settings.lease_ttl
@@ -412,7 +434,8 @@ class Elector:
     def _renew(self, term: Term, adopting: bool = False) -> bool:
         sent = self._monotonic()
         keys = self._store.keys
-        answer = self._store.run("renew", [keys.lease], [term.value, round(self.settings.lease_ttl * 1000)])
+        args: list[str | int] = [term.value, round(self.settings.lease_ttl * 1000), term.epoch]
+        answer = self._store.run("renew", [keys.lease, keys.epoch], args)
         if answer[0] != 1:
             if adopting:
                 return False
@@ -480,6 +503,7 @@ class Elector:
 
     def _trust(self, term: Term, sent: float) -> None:
         self._held = _Held(term, sent + self.settings.lease_ttl - self.settings.margin)
+        self._led = term.epoch
 
     def _observe(self, time: list[str], sent: float) -> None:
         self.clock.observe(int(time[0]) + int(time[1]) / 1e6, sent, self._monotonic())
