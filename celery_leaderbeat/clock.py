@@ -20,6 +20,8 @@ __all__ = ["Clock", "FleetClock"]
 
 #: A measurement older than this (seconds) gives way to any newer one, however slow its round trip was.
 _SAMPLE_LIFETIME = 60.0
+#: A server's clock that is off by more than this (seconds) beyond what two round trips explain was stepped.
+_STEP = 0.5
 
 
 class Clock:
@@ -44,6 +46,11 @@ class _Sample:
     monotonic: float
     round_trip: float
 
+    def contradicts(self, other: _Sample) -> bool:
+        """Whether this one and an earlier one can't both be of one clock that runs on."""
+        expected = other.server + (self.monotonic - other.monotonic)
+        return not (expected - self.round_trip - _STEP < self.server < expected + other.round_trip + _STEP)
+
 
 class FleetClock:
     """The time that decides when a slot is due.
@@ -62,7 +69,8 @@ class FleetClock:
     def observe(self, server: float, sent: float, received: float) -> None:
         """Take a measurement: the server said `server` (Unix seconds) between two monotonic instants.
 
-        The smallest round trip wins until it is a minute old: it bounds the error.
+        The smallest round trip wins until it is a minute old: it bounds the error. One that can't be true any more
+        gives way at once: the server's clock was stepped, or another server answers.
         """
         sample = _Sample(server, received, received - sent)
         with self._lock:
@@ -71,6 +79,7 @@ class FleetClock:
                 best is None
                 or sample.round_trip <= best.round_trip
                 or received - best.monotonic > _SAMPLE_LIFETIME
+                or sample.contradicts(best)
             ):
                 self._sample = sample
 

@@ -22,8 +22,10 @@ alone: every claim checks the lease again inside Redis.
 What happens on failure. Redis doesn't answer: the leader tries again with back-off until its trust ends, then
 it is a standby. The process dies: its subscription ends with it, and a standby that has seen it gone at two
 looks a second apart, under an unchanged lease, takes the lease over. The process is frozen, or its network is
-cut: its subscription stands, and the lease expires. The tick loop hangs: after `leaderbeat_stall_timeout` the
-renewals stop. No end of a term ends the process.
+cut: its subscription stands, and the lease expires; or, where it outlives its TTL because the server's clock was
+set back, a standby that hasn't seen it renewed for a TTL takes it over. Redis loses its data: the lease is gone,
+the replica that led last is let go first, and whoever is elected puts back what it remembers (`shadow.py`). The
+tick loop hangs: after `leaderbeat_stall_timeout` the renewals stop. No end of a term ends the process.
 
 Authoritative is the lease in Redis; then the trust window, which is never longer; then nothing else.
 
@@ -100,6 +102,19 @@ class _Watch:
         self.term = term
         self._sighted = term.watched
         self._gone_since: float | None = None
+        self._long_since: float | None = None
+
+    def outlives(self, remaining: int, now: float) -> bool:
+        """Whether nobody has renewed the lease for a whole TTL, and it hasn't lapsed: `remaining` is in ms.
+
+        So it is when the server's clock, by which leases lapse, was set back, and the holder is dead or frozen.
+        """
+        if not self.term.ttl or remaining <= self.term.ttl * 1000:
+            self._long_since = None
+            return False
+        if self._long_since is None:
+            self._long_since = now
+        return now - self._long_since >= self.term.ttl
 
     def gone(self, subscribers: int | None, now: float) -> bool:
         """Take a look: how many subscribe to the holder's channel at `now` (None: the server didn't say)."""
@@ -298,7 +313,7 @@ class Elector:
             elif free_since is None:
                 free_since = now
             if watch is not None and watch.term.value == look.value:
-                gone = watch.gone(look.subscribers, now)
+                gone = watch.gone(look.subscribers, now) or watch.outlives(look.remaining, now)
             else:
                 watch = None if look.value is None else _Watch(Term.read(look.value))
                 gone = False

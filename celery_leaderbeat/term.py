@@ -21,6 +21,7 @@ class Term:
     watched: bool = False
     app: str = ""
     fingerprint: str = ""
+    ttl: float = 0.0
 
     @classmethod
     def read(cls, value: str) -> Term:
@@ -37,6 +38,7 @@ class Term:
                 watched=bool(found.get("watched", False)),
                 app=str(found.get("app", "")),
                 fingerprint=str(found.get("fingerprint", "")),
+                ttl=float(found.get("ttl", 0.0)),
             )
         except (ValueError, TypeError, KeyError):
             return cls(value=value, holder=value, epoch=0)

@@ -53,6 +53,7 @@ _CONTRACTS = {
     "release": (test_election,),
     "renew": (test_election,),
     "renew_run": (test_finish, test_crash),
+    "restore_pauses": (test_pause,),
     "resume": (test_pause,),
     "write_off": (test_write_off,),
 }

@@ -59,3 +59,24 @@ def test_before_any_measurement_and_with_the_local_clock_the_host_decides() -> N
     assert local.now() == host.shown
     assert local.offset == 1_000_000.0
     assert FleetClock(host).offset == 0.0
+
+
+def test_a_step_of_the_servers_clock_counts_at_once() -> None:
+    for step in (3600.0, -3600.0, 2.0, -2.0):
+        host = Stepping()
+        fleet = FleetClock(host)
+        fleet.observe(2_000_000.0, sent=99.999, received=100.0)
+        fleet.observe(2_000_001.0 + step, sent=100.5, received=101.0)
+        host.ticks = 101.0
+        assert fleet.now() == 2_000_001.0 + step
+
+
+def test_a_slow_answer_is_no_step() -> None:
+    host = Stepping()
+    fleet = FleetClock(host)
+    fleet.observe(2_000_000.0, sent=99.999, received=100.0)
+    # Asked at 101, answered by the server at once or just before the end.
+    for server in (2_000_001.0, 2_000_009.0):
+        fleet.observe(server, sent=101.0, received=109.0)
+        host.ticks = 109.0
+        assert fleet.now() == 2_000_009.0
