@@ -102,7 +102,7 @@ class Dispatcher:
                 self._begin(term)
             self._sender.settle()
             self._put_back(self._sender.go_on())
-            self._look_at_orders()
+            self._look_at_orders(term)
             if self._sender.held_for <= 0:
                 self._dispatch(term)
             if self._sweep is not None and self._monotonic() >= self._sweep_at:
@@ -150,11 +150,12 @@ class Dispatcher:
             pause = min(pause, max((when - self._clock.utcnow()).total_seconds(), 0.0))
         return max(pause, min(self._sender.held_for, _LONGEST_SLEEP))
 
-    def _look_at_orders(self) -> None:
+    def _look_at_orders(self, term: Term) -> None:
         if self._requested is None or self._monotonic() < self._look_at:
             return
         self._look_at = self._monotonic() + _LOOK_EVERY
         self._looked_in = self._round
+        self._restorer.check_lease(term)
         self._requested.look(self._read_orders(), self._pauses_of, self._clock.utcnow())
 
     def _read_orders(self) -> list[Request]:

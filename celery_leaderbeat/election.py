@@ -70,8 +70,9 @@ _GONE_AFTER = 1.0
 _LONGEST_RETREAT = 300.0
 #: Longest that a standby waits for its own subscription before it stands for election, in seconds.
 _SUBSCRIBE_FIRST = 0.5
-#: So long a lease that was lost with other data is left to the replica that led last, in seconds.
-_COURTESY = 0.3
+#: So long a lease that was lost with other data is left to the replica that led last, in seconds; and if that is seen
+#: to live, which then finds out by itself.
+_COURTESY, _PATIENCE = 0.3, 0.7
 #: Bounds of the wait between two tries while Redis doesn't answer, in seconds.
 _BACKOFF = (0.05, 0.3)
 #: The same complaint is logged once in this many seconds.
@@ -163,6 +164,7 @@ class Elector:
         self._held: _Held | None = None
         self.shadow = Shadow()
         self._highest = self._led = 0
+        self._led_last = ""
         self._progress = self._monotonic()
         self._stopping = False
         self._stepping_down: tuple[Term, str] | None = None
@@ -317,6 +319,13 @@ class Elector:
             else:
                 watch = None if look.value is None else _Watch(Term.read(look.value))
                 gone = False
+                if watch is not None and 0 < watch.term.epoch < self._highest:
+                    # Redis has gone back to a time before others led, or forgotten that they did.
+                    term = self._elect(watch.term.value)
+                    if term is not None:
+                        return term
+                    watch = None
+                    continue
                 if watch is not None and watch.term.holder == self.holder:
                     # The answer to our election was lost. How long ago isn't known: the trust begins now.
                     if self._renew(watch.term, adopting=True):
@@ -341,9 +350,10 @@ class Elector:
         To the one that led last, for a moment, after Redis has lost data: it knows best what was decided. And to
         any, after it has stepped down.
         """
-        polite = self.shadow.lacks and self._led < self._highest
-        if polite and free_since is not None and now - free_since < _COURTESY:
-            return False
+        if self.shadow.lacks and self._led < self._highest and free_since is not None:
+            channel = self._store.keys.alive(self._led_last)
+            if now - free_since < (_PATIENCE if self._store.subscribers(channel) else _COURTESY):
+                return False
         if now >= self._candidate_from or not self._others:
             return True
         return free_since is not None and now - free_since >= self.settings.lease_ttl
@@ -556,7 +566,8 @@ class Elector:
 
     def _note(self, term: Term, remaining: int) -> None:
         """Say once for whom this replica stands by."""
-        self._highest = max(self._highest, term.epoch)
+        if term.epoch >= self._highest:
+            self._highest, self._led_last = term.epoch, term.holder
         if term.value != self._standing_by_for:
             self._standing_by_for = term.value
             if remaining < 0:

@@ -183,10 +183,10 @@ class Recalled:
 
 @dataclass(frozen=True)
 class UnsentRange:
-    """A range of slots of one entry that were never sent, and have no records.
+    """A range of slots of one entry that were never sent, and have no records; or whose records were lost.
 
     Attributes:
-        state: `"missed"` or `"skipped"`.
+        state: `"missed"`, `"skipped"` or `"forgotten"`.
         count: how many slots it has; 0 where nobody counted them.
     """
 

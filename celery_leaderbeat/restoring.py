@@ -8,7 +8,7 @@ from datetime import datetime
 
 from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.election import Elector
-from celery_leaderbeat.ledger import Ledger
+from celery_leaderbeat.ledger import Ledger, NotLeading
 from celery_leaderbeat.pauses import Pause, lacking_pauses
 from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.recall import LOST, recall
@@ -113,6 +113,18 @@ class Restorer:
             self._ledger.write_off(term, "missed", plan.name, slot, slot, 1, LOST, plan.fingerprint, [key])
             del plan.returned[slot]
             self._reports.missed(plan.name, slot, slot, 1, LOST, plan.policy.prefer)
+
+    def check_lease(self, term: Term) -> None:
+        """Find out that the lease is gone before a standby has to: it may have gone with all other data.
+
+        Raises:
+            NotLeading: it is gone.
+            StoreError: the ledger doesn't answer.
+        """
+        store = self._ledger.store
+        value = store.text(store.keys.lease)
+        if value != term.value:
+            raise NotLeading(value or "")
 
     def is_incomplete(self) -> bool:
         """Whether the ledger holds fewer entries than were registered.

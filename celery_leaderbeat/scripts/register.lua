@@ -62,6 +62,10 @@ for i = 6, #ARGV, 4 do
   local known, remembered = entry_of(redis.call('HGET', KEYS[2], name)), entry_of(ARGV[i + 2])
   local restored = false
   if remembered and (not known or tonumber(known.slot) < tonumber(remembered.slot)) then
+    if known then
+      keep_range(unsent, known.slot, {state = 'forgotten', first = whole(tonumber(known.slot) + 1), last = remembered.slot,
+        count = 0, reason = 'Redis has lost its record'})
+    end
     known, restored = remembered, true
   end
   local entry = known or {slot = now, count = 0, missed = 0}

@@ -283,6 +283,10 @@ def test_an_entry_that_fell_behind_goes_on_where_it_is_remembered(ground: Ground
     _register(ground, 3, "f")
     assert _recall(ground, 10, Recalled(_text(7))) == ("restored", 7)
     assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(3))]
+    # What was decided in between has lost its records, and is explained all the same.
+    ends = {found.end for found in ground.ledger.audit(ENTRY, slot(3), slot(7), timedelta(minutes=1)).slots}
+    assert [kept[:3] for kept in ground.ranges()] == [("forgotten", 3, 7)]
+    assert ends <= {"forgotten"}
 
 
 @pytest.mark.parametrize("stored", [7, 9])

@@ -181,3 +181,42 @@ class Mischief(Faults):
     def _victim(self) -> Process | None:
         alive = [process for process in self._world.processes() if process.alive]
         return self._rng.choice(alive) if alive else None
+
+
+class Losses(Mischief):
+    """Redis loses data: all of it, or what came since a moment ago, as in a failover to a replica that lagged."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._copies: list[dict[str, tuple[int, bytes]]] = []
+        self.lost = 0
+
+    def begin(self) -> None:
+        """Let data be lost from now on, and somebody die or be cut off now and then."""
+        self._next(self._is_copied, 5.0)
+        self._next(self._data_is_lost, 60.0)
+        self._next(self._somebody_is_cut_off, 90.0)
+        self._next(self._redis_leaves, 200.0)
+        self._next(self._somebody_dies, 240.0)
+        self._next(self._somebody_freezes, 240.0)
+
+    def point(self, process: Process, what: str) -> None:
+        """Nobody dies at a point of its own."""
+
+    def publish(self) -> Publish:
+        return ""
+
+    def _is_copied(self) -> None:
+        client = self._world.server.client(decode=False)
+        keys = client.keys()
+        self._copies = [*self._copies[-1:], {key: (client.pttl(key), client.dump(key)) for key in keys}]
+
+    def _data_is_lost(self) -> None:
+        copy = self._rng.choice([{}, *self._copies])
+        self._world.note(f"Redis has lost its data but for {len(copy)} keys")
+        self._world.sync()
+        client = self._world.server.client(decode=False)
+        client.flushdb()
+        for key, (ttl, value) in copy.items():
+            client.restore(key, max(ttl, 0), value)
+        self.lost += 1
