@@ -98,11 +98,11 @@ class Dispatcher:
         """Do what is due under `term`; the seconds until there is more to do."""
         try:
             self._round += 1
-            if term != self._term or self._clock_fell_back():
+            if term != self._term or self._clock_fell_back() or self._restorer.has_gone_back(term):
                 self._begin(term)
             self._sender.settle()
             self._put_back(self._sender.go_on())
-            self._look_at_orders(term)
+            self._look_at_orders()
             if self._sender.held_for <= 0:
                 self._dispatch(term)
             if self._sweep is not None and self._monotonic() >= self._sweep_at:
@@ -150,12 +150,11 @@ class Dispatcher:
             pause = min(pause, max((when - self._clock.utcnow()).total_seconds(), 0.0))
         return max(pause, min(self._sender.held_for, _LONGEST_SLEEP))
 
-    def _look_at_orders(self, term: Term) -> None:
+    def _look_at_orders(self) -> None:
         if self._requested is None or self._monotonic() < self._look_at:
             return
         self._look_at = self._monotonic() + _LOOK_EVERY
         self._looked_in = self._round
-        self._restorer.check_lease(term)
         self._requested.look(self._read_orders(), self._pauses_of, self._clock.utcnow())
 
     def _read_orders(self) -> list[Request]:

@@ -14,6 +14,7 @@ from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.recall import LOST, recall
 from celery_leaderbeat.records import Recalled
 from celery_leaderbeat.reports import Reports
+from celery_leaderbeat.shadow_reader import decided_in
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import slot_text, tick_key
 
@@ -46,7 +47,7 @@ class Restorer:
         self._ledger = ledger
         self._reports = reports
         self._recalled: tuple[Term, Mapping[str, Recalled]] | None = None
-        self._known = 0
+        self._known = self._decided = 0
         self.found_loss = False
 
     def register(self, term: Term) -> dict[str, tuple[str, datetime]]:
@@ -81,6 +82,7 @@ class Restorer:
             elif name in self._plans:
                 self._shadow.stands(name, slot, self._plans[name].fingerprint)
         self._shadow.put_back()
+        self._decided = 0
         self._known = sum(kind != "forgotten" for kind, _ in positions.values())
 
     def _say(self, recalled: Mapping[str, Recalled], positions: Mapping[str, tuple[str, datetime]]) -> None:
@@ -114,17 +116,20 @@ class Restorer:
             del plan.returned[slot]
             self._reports.missed(plan.name, slot, slot, 1, LOST, plan.policy.prefer)
 
-    def check_lease(self, term: Term) -> None:
-        """Find out that the lease is gone before a standby has to: it may have gone with all other data.
+    def has_gone_back(self, term: Term) -> bool:
+        """Whether the ledger has lost what was decided since the last look, as in a failover to a replica that lagged.
+
+        A flush takes the lease with it: this replica finds that out before a standby has to.
 
         Raises:
-            NotLeading: it is gone.
+            NotLeading: the lease is gone.
             StoreError: the ledger doesn't answer.
         """
-        store = self._ledger.store
-        value = store.text(store.keys.lease)
-        if value != term.value:
-            raise NotLeading(value or "")
+        look = self._ledger.store.look()
+        if look.value != term.value:
+            raise NotLeading(look.value or "")
+        before, self._decided = self._decided, decided_in(look.counts)
+        return self._decided < before
 
     def is_incomplete(self) -> bool:
         """Whether the ledger holds fewer entries than were registered.

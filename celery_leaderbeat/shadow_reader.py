@@ -12,7 +12,7 @@ from celery_leaderbeat.pauses import Pause, parse_pauses
 from celery_leaderbeat.shadow import Shadow
 from celery_leaderbeat.store import Look, Store
 
-__all__ = ["ShadowReader"]
+__all__ = ["ShadowReader", "decided_in"]
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +20,10 @@ logger = logging.getLogger(__name__)
 _AT_LEAST_EVERY = 5.0
 #: Reading takes up at most one part in so many of a standby's time.
 _SHARE = 20
+
+
+#: Totals that grow when a last decided slot moves.
+_DECISIONS = ("claimed", "missed", "skipped")
 
 
 class ShadowReader:
@@ -38,14 +42,14 @@ class ShadowReader:
         self._store = store
         self._shadow = shadow
         self._clock = clock
-        self._seen: tuple[str | None, Mapping[str, str]] | None = None
+        self._seen: tuple[str | None, int] | None = None
         self._not_before = self._not_after = float("-inf")
 
     def look(self, look: Look) -> None:
         """Follow what a look at the lease has shown."""
         at = datetime.fromtimestamp(self._clock.at(look.now), timezone.utc)
         self._shadow.see_pauses(_readable(look.paused), at)
-        seen = (look.value, look.counts)
+        seen = (look.value, decided_in(look.counts))
         began = self._clock.clock.monotonic()
         if seen == self._seen and began < self._not_after:
             self._shadow.unchanged(at)
@@ -63,6 +67,11 @@ class ShadowReader:
         self._seen = seen
         self._not_before = ended + _SHARE * (ended - began)
         self._not_after = max(ended + _AT_LEAST_EVERY, self._not_before)
+
+
+def decided_in(counts: Mapping[str, str]) -> int:
+    """How many slots were decided, by the ledger's totals."""
+    return sum(int(text) for name, text in counts.items() if name in _DECISIONS and text.isdecimal())
 
 
 def _readable(table: Mapping[str, str]) -> dict[str, list[Pause]]:

@@ -13,7 +13,7 @@ from tests.simulation.world import Work, World
 from tests.support.faketime_server import FrozenServer
 
 #: More with `LEADERBEAT_LOSSES=30`.
-_SEEDS = range(1, 1 + int(os.environ.get("LEADERBEAT_LOSSES", "2")))
+_SEEDS = range(1, 1 + int(os.environ.get("LEADERBEAT_LOSSES", "1")))
 
 
 def _schedule(rng: random.Random) -> dict[str, object]:
@@ -46,7 +46,7 @@ def test_nothing_is_sent_twice_and_epochs_rise_however_often_data_is_lost(
         world.start()
         world.run(10.0)
         world.faults.begin()
-        world.run(900.0)
+        world.run(400.0)
         sent = world.journal.sent
         twice = [
             f"{key} was sent {sum(map(len, attempts.values()))} times"
@@ -56,5 +56,5 @@ def test_nothing_is_sent_twice_and_epochs_rise_however_often_data_is_lost(
         broken = [*twice, *world.journal.violations, *world.journal.troubles]
         assert not broken, world.tell(broken)
         assert isinstance(world.faults, Losses)
-        assert world.faults.lost > 5
+        assert world.faults.lost > 2
         tell(f"seed {seed}: data was lost {world.faults.lost} times; {world.journal}")

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import platform
 import sys
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import pytest
 
 from tests.support.servers import RedisServer, require
 
-__all__ = ["FrozenServer", "require_frozen_server"]
+__all__ = ["FrozenServer", "SteppedServer", "require_frozen_server", "require_stepped_server"]
 
 #: What costs questions for the time, and tells nothing that a test reads.
 _QUICK = (
@@ -70,6 +71,41 @@ class FrozenServer(RedisServer):
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+class SteppedServer(RedisServer):
+    """A Valkey server whose wall clock runs, and can be stepped; its monotonic clock runs on."""
+
+    def __init__(self, directory: Path, library: Path) -> None:
+        super().__init__(require("valkey"), directory, name="stepped-valkey")
+        self._path = directory / "offset"
+        self.step(0)
+        self.env |= {
+            "LD_PRELOAD": str(library),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_TIMESTAMP_FILE": str(self._path),
+            "DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def step(self, seconds: int) -> None:
+        """Set the clock: by so many seconds ahead of this machine's, or behind it."""
+        # The server must never read half a number.
+        beside = self._path.with_suffix(".new")
+        beside.write_text(f"{seconds:+d}\n")
+        beside.replace(self._path)
+
+
+def require_stepped_server(directory: Path) -> SteppedServer:
+    """Start such a server; where that can't be, skip the test, or fail it under `CI=true`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    server = SteppedServer(directory, _library())
+    server.start()
+    for seconds in (3600, -3600, 0):
+        server.step(seconds)
+        if abs(server.client().time()[0] - time.time() - seconds) > 5:
+            server.stop()
+            _missing("the server's clock can't be stepped", platform.machine() == "x86_64")
+    return server
 
 
 def require_frozen_server(directory: Path, now_us: int) -> FrozenServer:
