@@ -155,14 +155,14 @@ class Dispatcher:
             return
         self._look_at = self._monotonic() + _LOOK_EVERY
         self._looked_in = self._round
-        self._requested.look(self._read_orders(), self._pauses_of, self._clock.utcnow())
+        _, requests = self._read_orders()
+        self._requested.look(requests, self._pauses_of, self._clock.utcnow())
 
-    def _read_orders(self) -> list[Request]:
-        pauses, requests = self._orders.look()
-        if self._term is not None:
-            pauses = self._restorer.pauses(self._term, pauses)
-        self._pauses = pauses
-        return requests
+    def _read_orders(self) -> tuple[dict[str, list[Pause]], list[Request]]:
+        """The pauses as they are stored, and the requests; the pauses that count are kept."""
+        stored, requests = self._orders.look()
+        self._pauses = stored if self._term is None else self._restorer.pauses(self._term, stored)
+        return stored, requests
 
     def _clock_fell_back(self) -> bool:
         """Whether the clock was set back so far that what was decided since then lies in the far future."""
@@ -209,10 +209,10 @@ class Dispatcher:
         )
         self._sweep_at = self._look_at = 0.0
         self._term = term
-        requests = self._read_orders()
+        stored, requests = self._read_orders()
         if before is not None and self._restorer.found_loss:
             before.say_lost(requests)
-        self._orders.forget_pauses(self._pauses, self._clock.utcnow() - PAUSES_KEPT)
+        self._orders.forget_pauses(stored, self._clock.utcnow() - PAUSES_KEPT)
         self._sender.start()
 
     def _start(self, plan: Plan, slot: datetime) -> None:

@@ -33,10 +33,11 @@ from celery_leaderbeat.debts import Debts, tell
 from celery_leaderbeat.election import Elector
 from celery_leaderbeat.errors import StoreError, StoreUnavailable, sentence
 from celery_leaderbeat.ledger import Ledger
-from celery_leaderbeat.message import Message, Outcome
+from celery_leaderbeat.message import Message
 from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.publisher import Publisher
 from celery_leaderbeat.reports import Reports
+from celery_leaderbeat.sent_before import SentBefore
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.term import Term
 
@@ -48,8 +49,6 @@ logger = logging.getLogger(__name__)
 _BROKER_AWAY = (0.1, 5.0)
 #: Wait before a slot whose claim Redis refused is tried again.
 _REFUSED = timedelta(minutes=1)
-#: Of so many messages that were sent last is remembered that they were.
-_REMEMBERED = 10_000
 #: Bounds of the wait before an entry whose message wasn't taken is tried again, in seconds.
 _NOT_TAKEN = (0.1, 60.0)
 
@@ -94,7 +93,7 @@ class Sender:
         self._hold_until = 0.0
         self._failures = 0
         self._failing_since: float | None = None
-        self._outcomes: dict[str, tuple[int, Outcome]] = {}
+        self._sent_before = SentBefore()
 
     @property
     def held_for(self) -> float:
@@ -206,7 +205,7 @@ class Sender:
         if self._publisher is None or not self._publisher.usable:
             self._publisher = Publisher(self._app, self._settings.publish_timeout, self._clock.clock)
         sent, away = False, ""
-        known = [message for message in messages if self._knows(message)]
+        known = [message for message in messages if self._sent_before.settles(message)]
         publish = self._publisher.publish(
             [message for message in messages if message.outcome is None],
             allowed=lambda: self._elector.trusts(batch.term),
@@ -217,7 +216,7 @@ class Sender:
             outcome = message.outcome
             if outcome is None:
                 continue
-            self._remember(message, outcome)
+            self._sent_before.note(message, outcome)
             if outcome.kind == "sent":
                 sent = True
                 self._plans[message.entry].failures = 0
@@ -229,30 +228,6 @@ class Sender:
                 away = outcome.reason
             message.settled = True
         self._judge_broker(batch.term, sent, away)
-
-    def _knows(self, message: Message) -> bool:
-        """Whether this process knows what became of the message: Redis has gone back to a time before it was sent."""
-        attempt, outcome = self._outcomes.get(message.key, (0, None))
-        if (
-            outcome is None
-            or attempt != message.stamp.attempt
-            or message.request
-            or not message.handling.take()
-        ):
-            return False
-        message.outcome = outcome
-        logger.warning(
-            "Slot %s was sent before, and Redis has lost that: it isn't sent again.",
-            message.key,
-            extra={"action": "sent_before", "tick_key": message.key},
-        )
-        return True
-
-    def _remember(self, message: Message, outcome: Outcome) -> None:
-        if outcome.kind == "sent" or (outcome.kind == "unknown" and message.prefer != "duplicate"):
-            self._outcomes[message.key] = (message.stamp.attempt, outcome)
-            if len(self._outcomes) > _REMEMBERED:
-                del self._outcomes[next(iter(self._outcomes))]
 
     def _judge_broker(self, term: Term, sent: bool, away: str) -> None:
         """Wait before the next try while the broker can't be reached; step down when that lasts."""

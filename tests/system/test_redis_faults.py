@@ -85,9 +85,8 @@ def test_a_pause_of_redis_that_outlasts_the_lease_costs_no_slot(scene: Scene) ->
         scene.start_beat()
     leader(scene)
     more(scene, 2)
-    for milliseconds in ("3000", "5000"):
-        scene.redis.execute_command("CLIENT", "PAUSE", milliseconds, "ALL")
-        more(scene, 14, 30)
+    scene.redis.execute_command("CLIENT", "PAUSE", "4500", "ALL")
+    more(scene, 12, 30)
     assert_all_once(scene)
 
 
@@ -122,10 +121,10 @@ def test_a_server_clock_that_is_set_forward_ends_the_lease_and_sends_nothing_twi
     epoch = stepped.lease().epoch
     clock(stepped).step(3600)
     wait_for(lambda: (now := stepped.lease()) and now.epoch > epoch, SOON, "somebody is elected")
-    more(stepped, 4, 30)
-    slots = slots_of(stepped)
+    # A hundred of them are caught up, the oldest first.
+    then = before + timedelta(hours=1)
+    wait_for(lambda: slots_of(stepped)[-1] > then, 30, "the slots of the new time are sent")
     assert max(Counter(keys_of(stepped.beat_publishes())).values()) == 1
-    assert slots[-1] > before + timedelta(hours=1) - timedelta(seconds=10)
     assert epochs(stepped) == sorted(epochs(stepped))
     assert all(beat.status == "running" for beat in stepped.beats)
 
