@@ -57,6 +57,7 @@ from celery_leaderbeat.shadow import Shadow
 from celery_leaderbeat.shadow_reader import ShadowReader
 from celery_leaderbeat.store import Store
 from celery_leaderbeat.term import Term
+from celery_leaderbeat.watch import Watch
 
 __all__ = ["Elector", "new_holder"]
 
@@ -64,8 +65,6 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks of a standby at the leader's subscription.
 _LOOK_INTERVAL = 0.5
-#: A holder is gone when two looks this far apart (seconds) find no subscription.
-_GONE_AFTER = 1.0
 #: Longest that a replica which stepped down leaves the elections to others, in seconds.
 _LONGEST_RETREAT = 300.0
 #: Longest that a standby waits for its own subscription before it stands for election, in seconds.
@@ -90,42 +89,6 @@ class _Held:
 
     term: Term
     until: float
-
-
-class _Watch:
-    """What a standby has seen of one value of the lease: whether its holder is gone.
-
-    A holder that nobody has ever seen subscribed may be one whose subscription isn't visible; its lease is
-    waited for.
-    """
-
-    def __init__(self, term: Term) -> None:
-        self.term = term
-        self._sighted = term.watched
-        self._gone_since: float | None = None
-        self._long_since: float | None = None
-
-    def outlives(self, remaining: int, now: float) -> bool:
-        """Whether nobody has renewed the lease for a whole TTL, and it hasn't lapsed: `remaining` is in ms.
-
-        So it is when the server's clock, by which leases lapse, was set back, and the holder is dead or frozen.
-        """
-        if not self.term.ttl or remaining <= self.term.ttl * 1000:
-            self._long_since = None
-            return False
-        if self._long_since is None:
-            self._long_since = now
-        return now - self._long_since >= self.term.ttl
-
-    def gone(self, subscribers: int | None, now: float) -> bool:
-        """Take a look: how many subscribe to the holder's channel at `now` (None: the server didn't say)."""
-        self._sighted = self._sighted or bool(subscribers)
-        if subscribers != 0 or not self._sighted:
-            self._gone_since = None
-            return False
-        if self._gone_since is None:
-            self._gone_since = now
-        return now - self._gone_since >= _GONE_AFTER
 
 
 class _Ended(Exception):
@@ -281,7 +244,7 @@ class Elector:
 
     def _stand_by(self) -> Term | None:
         """Wait until this replica is elected. None when it is told to stop."""
-        watch: _Watch | None = None
+        watch: Watch | None = None
         reader = ShadowReader(self._store, self.shadow, self.clock)
         announced, began = float("-inf"), self._monotonic()
         free_since: float | None = None
@@ -317,7 +280,7 @@ class Elector:
             if watch is not None and watch.term.value == look.value:
                 gone = watch.gone(look.subscribers, now) or watch.outlives(look.remaining, now)
             else:
-                watch = None if look.value is None else _Watch(Term.read(look.value))
+                watch = None if look.value is None else Watch(Term.read(look.value))
                 gone = False
                 if watch is not None and 0 < watch.term.epoch < self._highest:
                     # Redis has gone back to a time before others led, or forgotten that they did.
