@@ -48,14 +48,15 @@ def recall(
     found = {}
     for name in {**stored, **lacking}:
         progress()
-        slot = slot_from_us(lacking[name].slot) if name in lacking else stored[name].slot
-        fingerprint = (
-            str(lacking[name].record["fingerprint"]) if name in lacking else stored[name].fingerprint
-        )
-        unknown = _unknown(shadow.gap, plans.get(name), fingerprint, slot)
-        if name in lacking or unknown is not None:
-            record = json.dumps(lacking[name].record) if name in lacking else ""
-            found[name] = Recalled(record, *(unknown or ()))
+        if name in lacking:
+            record = lacking[name].record
+            slot, fingerprint = slot_from_us(lacking[name].slot), str(record["fingerprint"])
+            unknown = _unknown(shadow.gap, plans.get(name), fingerprint, slot)
+            found[name] = Recalled(json.dumps(record), *(unknown or ()))
+            continue
+        unknown = _unknown(shadow.gap, plans.get(name), stored[name].fingerprint, stored[name].slot)
+        if unknown is not None:
+            found[name] = Recalled("", *unknown)
     return found
 
 

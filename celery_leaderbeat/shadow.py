@@ -25,7 +25,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from celery_leaderbeat.pauses import Pause, merged_pauses
-from celery_leaderbeat.records import FAR_AHEAD, REMOVED_LIFETIME, EntryRecord
+from celery_leaderbeat.records import FAR_AHEAD, REMOVED_LIFETIME
 from celery_leaderbeat.tick import slot_to_us
 
 __all__ = ["Remembered", "Shadow"]
@@ -196,6 +196,9 @@ class Shadow:
 def _slot_of(text: str) -> int | None:
     """The last decided slot in an entry's record, None where it can't be read."""
     try:
-        return slot_to_us(EntryRecord.read(text).slot)
-    except (ValueError, TypeError, KeyError, OverflowError):
+        data = json.loads(text)
+        slot = int(data["slot"])
+        # Of another shape than this no record is put back.
+        return slot if slot > 0 and isinstance(data["fingerprint"], str) else None
+    except (ValueError, TypeError, KeyError):
         return None

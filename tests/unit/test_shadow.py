@@ -69,6 +69,15 @@ def test_a_last_decided_slot_never_moves_back_by_what_is_seen() -> None:
     assert shadow.lacks
 
 
+@pytest.mark.parametrize(
+    "garbage", ["{garbage", "[]", "5", '{"slot": "-1", "fingerprint": "f"}', '{"slot": "7"}']
+)
+def test_what_cannot_be_read_is_not_remembered(garbage: str) -> None:
+    shadow = seen((5, {"job": garbage}))
+    assert len(shadow) == 0
+    assert not shadow.lacks
+
+
 def test_a_slot_of_the_far_future_gives_way_and_is_not_put_back() -> None:
     shadow = seen((5, {"job": text(600)}))
     assert slots(shadow, 6) == {}
