@@ -82,7 +82,7 @@ class Dispatcher:
         )
         self._restorer = Restorer(clock, elector, plans, self._ledger, self._reports)
         self._term: Term | None = None
-        self._latest = clock.utcnow()
+        self._latest = datetime.min.replace(tzinfo=timezone.utc)
         self._agenda = Agenda(())
         self._sweep: Sweep | None = None
         self._requested: Requested | None = None
@@ -185,6 +185,7 @@ class Dispatcher:
         """Go on where the entries stand in Redis."""
         self._sender.drop()
         self._sender.settle()
+        self._latest = self._clock.utcnow()
         positions = self._restorer.register(term)
         for name, (kind, slot) in positions.items():
             self._elector.progress()
