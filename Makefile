@@ -2,11 +2,17 @@
 
 PYTHON ?= python3
 ARGS ?=
+# One seed of `make simulate` or `make chaos`; and how many of the one, how long, over what ledger and broker of the other.
+SEED ?=
+SEEDS ?= 10000
+MINUTES ?= 10
+TOPOLOGY ?= standalone
+BROKER ?= redis
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: venv demo test test-unit test-system test-time lint format clean
+.PHONY: venv demo test test-unit test-system test-time simulate simulate-bugs chaos bench-lateness lint format clean
 
 venv: $(STAMP)
 
@@ -33,6 +39,23 @@ test-system: $(STAMP)
 # Every time zone at every change of offset from 2000 to 2037: a quarter of an hour of computing, on two cores.
 test-time: $(STAMP)
 	@LEADERBEAT_ALL_ZONES=1 $(BIN)/python -m pytest -n 2 tests/time $(ARGS)
+
+# Faults on purpose over real processes, and the checker's verdict; the drawing goes to chaos.svg.
+chaos: $(STAMP)
+	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --topology $(TOPOLOGY) \
+		--broker $(BROKER) --svg chaos.svg $(ARGS)
+
+# How late a leader sends, at 200 slots a second: for an idle machine.
+bench-lateness: $(STAMP)
+	@$(BIN)/python benchmarks/lateness.py $(ARGS)
+
+# Short random stories, each from its number; SEED=n tells that one line by line.
+simulate: $(STAMP)
+	@$(BIN)/python -m tests.simulation.simulate $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
+
+# Seeded bugs, each hunted with all nets, from the first random story on: takes long.
+simulate-bugs: $(STAMP)
+	@LEADERBEAT_EXHAUSTIVE=1 $(BIN)/python -m pytest -n 2 tests/simulation/test_seeded_bugs.py $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

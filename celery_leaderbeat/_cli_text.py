@@ -25,6 +25,7 @@ __all__ = [
     "pause_text",
     "read_duration",
     "read_instant",
+    "replica_line",
     "request_text",
     "whose",
 ]
@@ -102,7 +103,13 @@ def leader_line(leader: Term | None) -> str:
     if leader is None:
         return "none: the lease is free"
     since = datetime.fromtimestamp(leader.since, timezone.utc)
-    return f"{leader.holder}, epoch {leader.epoch}, since {since:%Y-%m-%d %H:%M:%S}Z"
+    release = f", release {leader.release}" if leader.release else ""
+    return f"{leader.holder}, epoch {leader.epoch}, since {since:%Y-%m-%d %H:%M:%S}Z{release}"
+
+
+def replica_line(holder: str, release: str) -> str:
+    """A replica that was seen lately."""
+    return f"{holder}, release {release}" if release else holder
 
 
 def entry_line(name: str, entry: EntryRecord, undone: int) -> str:

@@ -1,7 +1,8 @@
 """Which Redis an app means, and how the driver connects to it: from our settings, else from Celery's own.
 
 Of Celery's configuration only what says where the broker or the result backend is, and how to get in, is
-used: the URL, the credentials, TLS. `broker_transport_options` are about messages, and change nothing here.
+used: the URL, the credentials, TLS, and the name of a primary with Sentinels. The other transport options are about
+messages, and change nothing here.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import redis
 
 from celery_leaderbeat._conf import Source
+from celery_leaderbeat._sentinel_conf import SENTINEL_OPTIONS, with_sentinel_options
 from celery_leaderbeat._url_options import nearest, tls_options
 from celery_leaderbeat.errors import SettingsError
 from celery_leaderbeat.redis_url import RedisTarget, parse_redis_url
@@ -68,8 +70,9 @@ def find_redis(source: Source) -> tuple[str, RedisTarget]:
     """
     url = source.raw("redis_url")
     if url is not None:
-        target = parse_redis_url(url, source.spelling("redis_url"))
-        _check_driver(target, source.spelling("redis_url"))
+        setting = source.spelling("redis_url")
+        target = with_sentinel_options(parse_redis_url(url, setting), setting, source)
+        _check_driver(target, setting)
         return url.strip(), target
     conf = source.app.conf
     broker, backend = conf.broker_write_url, conf.result_backend
@@ -92,6 +95,8 @@ def find_redis(source: Source) -> tuple[str, RedisTarget]:
             )
         given = {key: value for key, value in fallback.items() if isinstance(value, (str, int)) and value}
         target = parse_redis_url(text, setting, fallback=given, tls=tls)
+        transport = "result_backend" if setting == "result_backend" else "broker"
+        target = with_sentinel_options(target, setting, source, f"{transport}_transport_options")
         _check_driver(target, setting)
         return text.strip(), target
     raise SettingsError(
@@ -101,7 +106,6 @@ def find_redis(source: Source) -> tuple[str, RedisTarget]:
 
 
 def _is_redis(url: object) -> bool:
-    # Sentinel counts: it is refused with a reason then, instead of being passed over for the result backend.
     return isinstance(url, str) and "://" in url and url.lower().startswith(("redis", "valkey", "sentinel"))
 
 
@@ -133,6 +137,8 @@ def redis_options(source: Source, target: RedisTarget) -> dict[str, Any]:
         SettingsError: an option that is unknown, or not the user's to set. No value gets into the message.
     """
     options = dict(source.mapping("redis_options"))
+    for name in SENTINEL_OPTIONS:
+        options.pop(name, None)
     setting = source.spelling("redis_options")
     accepted = _accepted_options(target)
     for name in options:

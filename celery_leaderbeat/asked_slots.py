@@ -22,6 +22,8 @@ __all__ = ["AskedSlots", "OwnSlots", "whole_second"]
 
 #: How often a schedule is asked for one slot.
 _MAX_QUESTIONS = 10_000
+#: One that wants to be asked again and again is asked at longer intervals after so many questions (seconds).
+_STRIDES = ((8_000, 3600), (1_000, 60))
 #: How much later a schedule that doesn't say when to ask again is asked, in seconds.
 _UNSAID = 60.0
 
@@ -95,18 +97,40 @@ class _Asked:
         return self._now.astimezone(self._zone)
 
     def due_after(self, last: datetime) -> datetime | None:
-        """The first instant at which beat, having sent at `last`, would find the schedule due."""
-        self._now = last
-        for _ in range(_MAX_QUESTIONS):
-            due, wait = self._schedule.is_due(last.astimezone(self._zone))
+        """The first instant at which beat, having sent at `last`, would find the schedule due.
+
+        Where the search had to stride, that is the first second of the last stride, as long as a schedule that has
+        come due stays due until it is sent.
+        """
+        at, strode_from = last, None
+        for number in range(_MAX_QUESTIONS):
+            due, wait = self._is_due(last, at)
             # Due at `last` is what has just been sent: beat asks again when it was told to.
-            if due and self._now > last:
-                return self._now
-            following = _later(self._now, _UNSAID if wait is None else wait)
-            if following is None:
+            if due and at > last:
+                return at if strode_from is None else self._first_due(last, strode_from, at)
+            told = _later(at, _UNSAID if wait is None else wait)
+            stride = next((seconds for after, seconds in _STRIDES if number >= after), 0)
+            ahead = _later(at, stride)
+            if told is None or ahead is None:
                 return None
-            self._now = max(following, _second_after(self._now))
+            told = max(told, _second_after(at))
+            strode_from, at = (told, ahead) if ahead > told else (None, told)
         return None
+
+    def _is_due(self, last: datetime, at: datetime) -> Any:
+        self._now = at
+        return self._schedule.is_due(last.astimezone(self._zone))
+
+    def _first_due(self, last: datetime, begin: datetime, end: datetime) -> datetime:
+        """The first second from `begin` on at which the schedule is due; at `end` it is."""
+        first, due = slot_to_us(begin) // _SECOND_US, slot_to_us(end) // _SECOND_US
+        while first < due:
+            middle = (first + due) // 2
+            if self._is_due(last, slot_from_us(middle * _SECOND_US))[0]:
+                due = middle
+            else:
+                first = middle + 1
+        return slot_from_us(due * _SECOND_US)
 
     def estimate_after(self, last: datetime) -> datetime | None:
         """The first estimate that is later than `last`."""

@@ -75,8 +75,9 @@ def status(ctx: click.Context) -> None:
     pauses, requests = project.orders.look()
     now = ledger.store.now()
     click.echo(f"leader    {text.leader_line(ledger.leader())}")
+    releases = ledger.releases()
     for holder in ledger.replicas():
-        click.echo(f"replica   {holder}")
+        click.echo(f"replica   {text.replica_line(holder, releases.get(holder, ''))}")
     for name in sorted(pauses):
         pause = Pauses(pauses[name]).in_force(now)
         if pause is not None:

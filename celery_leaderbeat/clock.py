@@ -2,11 +2,14 @@
 
 `monotonic` is for waits and for the trust in a lease: it never steps. `wall` is this host's wall clock and
 serves display. `FleetClock.now` is the time that decides when a slot is due: the time of the Redis server,
-carried forward by the monotonic clock from the latest measurement, so that a step of a replica's wall clock
+carried forward by the monotonic clock from the measurements, so that a step of a replica's wall clock
 moves nothing and all replicas agree.
 
-The server's answer was true at some moment before it arrived. Counting from the arrival therefore gives a
-lower bound of the server's time: at most one round trip late, and never early.
+The server's answer was true at some moment of its round trip. So each measurement gives two bounds of the server's
+time, and the narrowest that follow from all of them are kept; a bound that is carried forward gives way a little,
+since clocks run at different rates. The lower one counts: at most one round trip late, and never early. Where a
+measurement contradicts the bounds, the server's clock has stepped or this host has slept, and the measurement alone
+counts from then on.
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ from datetime import datetime, timezone
 
 __all__ = ["Clock", "FleetClock"]
 
-#: A measurement older than this (seconds) gives way to any newer one, however slow its round trip was.
-_SAMPLE_LIFETIME = 60.0
-#: A server's clock that is off by more than this (seconds) beyond what two round trips explain was stepped.
-_STEP = 0.5
+#: By how much the rates of two hosts' clocks may differ.
+_DRIFT = 2e-4
+#: Two clocks that are read within this time (seconds) are read at once.
+_AT_ONCE = 0.05
 
 
 class Clock:
@@ -41,15 +44,24 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class _Sample:
+class _Bounds:
+    """When the monotonic clock showed `monotonic`, the server's clock showed `server`, or up to `width` more."""
+
     server: float
     monotonic: float
-    round_trip: float
+    width: float
 
-    def contradicts(self, other: _Sample) -> bool:
-        """Whether this one and an earlier one can't both be of one clock that runs on."""
-        expected = other.server + (self.monotonic - other.monotonic)
-        return not (expected - self.round_trip - _STEP < self.server < expected + other.round_trip + _STEP)
+    def at(self, monotonic: float) -> float:
+        """The lower bound, carried forward to a monotonic instant."""
+        return self.server + (monotonic - self.monotonic)
+
+    def met_by(self, measured: _Bounds) -> _Bounds:
+        """What is known after another measurement."""
+        carried = self.at(measured.monotonic)
+        slack = abs(measured.monotonic - self.monotonic) * _DRIFT
+        lower = max(measured.server, carried - slack)
+        upper = min(measured.server + measured.width, carried + self.width + slack)
+        return measured if lower > upper else _Bounds(lower, measured.monotonic, upper - lower)
 
 
 class FleetClock:
@@ -63,33 +75,39 @@ class FleetClock:
     def __init__(self, clock: Clock, source: str = "redis") -> None:
         self.clock = clock
         self.source = source
-        self._sample: _Sample | None = None
+        self._bounds: _Bounds | None = None
         self._lock = threading.Lock()
 
     def observe(self, server: float, sent: float, received: float) -> None:
-        """Take a measurement: the server said `server` (Unix seconds) between two monotonic instants.
-
-        The smallest round trip wins until it is a minute old: it bounds the error. One that can't be true any more
-        gives way at once: the server's clock was stepped, or another server answers.
-        """
-        sample = _Sample(server, received, received - sent)
+        """Take a measurement: the server said `server` (Unix seconds) between two monotonic instants."""
+        measured = _Bounds(server, received, received - sent)
         with self._lock:
-            best = self._sample
-            if (
-                best is None
-                or sample.round_trip <= best.round_trip
-                or received - best.monotonic > _SAMPLE_LIFETIME
-                or sample.contradicts(best)
-            ):
-                self._sample = sample
+            known = self._bounds
+            self._bounds = measured if known is None else known.met_by(measured)
 
     @property
     def offset(self) -> float:
-        """How far the server's clock is ahead of this host's wall clock, in seconds; 0 while not measured."""
-        sample = self._sample
-        if sample is None:
+        """How far the server's clock is ahead of this host's wall clock at least, in seconds; 0 while not measured.
+
+        Negative where it is behind. What a slow round trip may explain doesn't count.
+        """
+        bounds = self._bounds
+        if bounds is None:
             return 0.0
-        return sample.server + (self.clock.monotonic() - sample.monotonic) - self.clock.wall()
+        least = bounds.at(self.clock.monotonic()) - self.clock.wall()
+        return least if least > 0 else min(least + bounds.width, 0.0)
+
+    @property
+    def shift(self) -> float:
+        """How far the fleet's clock is ahead of the monotonic one, in seconds: it changes where the clock steps."""
+        bounds = self._bounds
+        if self.source == "redis" and bounds is not None:
+            return bounds.server - bounds.monotonic
+        while True:
+            before, wall = self.clock.monotonic(), self.clock.wall()
+            # Frozen in between, the two readings don't belong together.
+            if self.clock.monotonic() - before < _AT_ONCE:
+                return wall - before
 
     def at(self, server: float) -> float:
         """What the fleet's clock shows when the server's shows `server`, both in Unix seconds."""
@@ -97,10 +115,10 @@ class FleetClock:
 
     def now(self) -> float:
         """Seconds since the Unix epoch, by the fleet's clock. Before any measurement: by this host's."""
-        sample = self._sample
-        if self.source != "redis" or sample is None:
+        bounds = self._bounds
+        if self.source != "redis" or bounds is None:
             return self.clock.wall()
-        return sample.server + (self.clock.monotonic() - sample.monotonic)
+        return bounds.at(self.clock.monotonic())
 
     def utcnow(self) -> datetime:
         """`now` as an aware datetime in UTC."""

@@ -45,10 +45,14 @@ class Debts:
     def owe(self, debt: Debt) -> None:
         """Tell the ledger now, or as soon as it answers."""
         self.add(debt)
+        self.try_to_settle()
+
+    def try_to_settle(self) -> None:
+        """Tell the ledger all that is open, if it answers."""
         try:
             self.settle()
         except StoreError as exc:
-            logger.debug("To be told later: %s: %s", debt, exc)
+            logger.debug("To be told later: %s: %s", self.open(), exc)
 
     def settle(self) -> None:
         """Tell the ledger all that is open.

@@ -62,8 +62,7 @@ def parse_definitions(text: str | None) -> list[Definition]:
 def schedule_of(text: str) -> Any:
     """The schedule with this fingerprint; None where the text doesn't hold a whole schedule.
 
-    It gives the same slots as the one that the fingerprint was taken of, and has the same fingerprint. It
-    can't do so for a fixed offset that was given the name of a zone: the zone is taken.
+    It gives the same slots as the one that the fingerprint was taken of, and has the same fingerprint.
     """
     schedule = _interval(text) or _crontab(text)
     try:

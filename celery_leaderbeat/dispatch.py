@@ -17,15 +17,15 @@ from typing import Any
 from celery_leaderbeat.agenda import Agenda
 from celery_leaderbeat.batch import Batch
 from celery_leaderbeat.clock import FleetClock
+from celery_leaderbeat.clock_watch import StepWatch
 from celery_leaderbeat.election import Elector
 from celery_leaderbeat.errors import StoreError
-from celery_leaderbeat.ledger import Ledger, NotLeading
+from celery_leaderbeat.ledger import HORIZON, Ledger, NotLeading
 from celery_leaderbeat.message import Message, build_message, seconds_until
 from celery_leaderbeat.orders import ALL, Orders, Request
 from celery_leaderbeat.pauses import PAUSES_KEPT, Pause, Pauses
 from celery_leaderbeat.plan import ASK_AGAIN_AFTER, Plan
 from celery_leaderbeat.policy import Miss, Send, Skip
-from celery_leaderbeat.records import FAR_AHEAD
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.requested import Requested
 from celery_leaderbeat.restoring import Restorer
@@ -48,6 +48,7 @@ _SWEEP_EVERY = 2.0
 _LOOK_EVERY = 0.5
 #: Longest that the tick loop sleeps, in seconds: it has to show that it comes round, and to look at the orders.
 _LONGEST_SLEEP = 0.5
+_NEVER = datetime.max.replace(tzinfo=timezone.utc)
 
 
 class Dispatcher:
@@ -82,7 +83,9 @@ class Dispatcher:
         )
         self._restorer = Restorer(clock, elector, plans, self._ledger, self._reports)
         self._term: Term | None = None
-        self._latest = datetime.min.replace(tzinfo=timezone.utc)
+        self._steps = StepWatch(clock)
+        self._took_over: Term | None = None
+        self._led_since = _NEVER
         self._agenda = Agenda(())
         self._sweep: Sweep | None = None
         self._requested: Requested | None = None
@@ -98,11 +101,16 @@ class Dispatcher:
         """Do what is due under `term`; the seconds until there is more to do."""
         try:
             self._round += 1
-            if term != self._term or self._clock_fell_back() or self._restorer.has_gone_back(term):
+            if term != self._took_over:
+                self._take_over(term)
+            elif self._clock_went_back() or (term == self._term and self._restorer.has_gone_back(term)):
+                self._term = None
+            if term != self._term:
+                self._term = None
                 self._begin(term)
             self._sender.settle()
             self._put_back(self._sender.go_on())
-            self._look_at_orders()
+            self._look_at_orders(term)
             if self._sender.held_for <= 0:
                 self._dispatch(term)
             if self._sweep is not None and self._monotonic() >= self._sweep_at:
@@ -112,6 +120,7 @@ class Dispatcher:
                 if self._sweep.run():
                     self._sweep_at = self._monotonic() + _SWEEP_EVERY / 4
                 if self._restorer.is_incomplete():
+                    self._term = None
                     self._begin(term)
             self._restorer.leads(term)
         except NotLeading as exc:
@@ -150,33 +159,38 @@ class Dispatcher:
             pause = min(pause, max((when - self._clock.utcnow()).total_seconds(), 0.0))
         return max(pause, min(self._sender.held_for, _LONGEST_SLEEP))
 
-    def _look_at_orders(self) -> None:
+    def _look_at_orders(self, term: Term) -> None:
         if self._requested is None or self._monotonic() < self._look_at:
             return
         self._look_at = self._monotonic() + _LOOK_EVERY
         self._looked_in = self._round
-        _, requests = self._read_orders()
+        _, requests = self._read_orders(term)
         self._requested.look(requests, self._pauses_of, self._clock.utcnow())
 
-    def _read_orders(self) -> tuple[dict[str, list[Pause]], list[Request]]:
+    def _read_orders(self, term: Term) -> tuple[dict[str, list[Pause]], list[Request]]:
         """The pauses as they are stored, and the requests; the pauses that count are kept."""
         stored, requests = self._orders.look()
-        self._pauses = stored if self._term is None else self._restorer.pauses(self._term, stored)
+        self._pauses = self._restorer.pauses(term, stored)
         return stored, requests
 
-    def _clock_fell_back(self) -> bool:
-        """Whether the clock was set back so far that what was decided since then lies in the far future."""
-        now, latest = self._clock.utcnow(), self._latest
-        self._latest = now
-        if latest - now < timedelta(microseconds=FAR_AHEAD):
+    def _take_over(self, term: Term) -> None:
+        """From now on, `term` leads."""
+        since = datetime.fromtimestamp(self._clock.at(term.since), timezone.utc)
+        self._steps, self._led_since = StepWatch(self._clock), min(since, self._clock.utcnow())
+        self._took_over = term
+
+    def _clock_went_back(self) -> bool:
+        """Whether the fleet's clock stepped back so far that entries have to begin anew."""
+        step = self._steps.step()
+        if not step:
             return False
-        logger.warning(
-            "The clock that decides when a slot is due was set back by %.0f s: slots that were decided while it was "
-            "ahead are looked at again.",
-            (latest - now).total_seconds(),
-            extra={"action": "clock_fell_back"},
+        now = self._clock.utcnow()
+        # Nobody led in the time that a step forward skipped.
+        self._led_since = now if step > 0 else min(self._led_since, now)
+        horizon = now + timedelta(seconds=HORIZON)
+        return step < 0 and (
+            -step > HORIZON or any(plan.last and plan.last > horizon for plan in self._plans.values())
         )
-        return True
 
     def _pauses_of(self, plan: Plan) -> Pauses:
         return Pauses(self._pauses.get(plan.name, ()), self._pauses.get(ALL, ()))
@@ -185,7 +199,6 @@ class Dispatcher:
         """Go on where the entries stand in Redis."""
         self._sender.drop()
         self._sender.settle()
-        self._latest = self._clock.utcnow()
         positions = self._restorer.register(term)
         for name, (kind, slot) in positions.items():
             self._elector.progress()
@@ -195,7 +208,7 @@ class Dispatcher:
                     name,
                     extra={"action": "entry_reset", "entry": name},
                 )
-            elif kind not in ("kept", "restored"):
+            elif kind not in ("kept", "recalled"):
                 logger.info("Entry %r is %s.", name, kind, extra={"action": f"entry_{kind}", "entry": name})
             if name in self._plans:
                 self._start(self._plans[name], slot)
@@ -209,12 +222,12 @@ class Dispatcher:
             self._ledger, self._orders, self._plans, self._agenda.put, self._elector.progress
         )
         self._sweep_at = self._look_at = 0.0
-        self._term = term
-        stored, requests = self._read_orders()
+        stored, requests = self._read_orders(term)
         if before is not None and self._restorer.found_loss:
             before.say_lost(requests)
         self._orders.forget_pauses(stored, self._clock.utcnow() - PAUSES_KEPT)
         self._sender.start()
+        self._term = term
 
     def _start(self, plan: Plan, slot: datetime) -> None:
         try:
@@ -275,14 +288,13 @@ class Dispatcher:
         A slot whose message can't be built is decided as missed in the next round, so that the slots before
         it are claimed first.
         """
-        led_since = datetime.fromtimestamp(self._clock.at(term.since), timezone.utc)
         try:
-            decisions = plan.decide(now, led_since, self._pauses_of(plan))
+            decisions = plan.decide(now, self._led_since, self._pauses_of(plan))
             if self._looked_in != self._round and any(isinstance(item, Skip) for item in decisions):
                 # The pause may have been lifted since: what came due after that isn't paused.
-                self._read_orders()
+                self._read_orders(term)
                 self._looked_in = self._round
-                decisions = plan.decide(now, led_since, self._pauses_of(plan))
+                decisions = plan.decide(now, self._led_since, self._pauses_of(plan))
         except (StoreError, NotLeading):
             raise
         except Exception:  # noqa: BLE001  # a user's schedule may raise anything; it is logged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
@@ -179,6 +180,15 @@ class LedgerReader:
         """The holders seen lately."""
         return self.store.members(self._keys.replicas)
 
+    def releases(self) -> dict[str, str]:
+        """The releases of the replicas that have one, by holder."""
+        noted = self.store.table(self._keys.releases)
+        found = {
+            holder: self._read(holder, "release", partial(_release_of, text))
+            for holder, text in noted.items()
+        }
+        return {holder: release for holder, release in found.items() if release}
+
     def _read(self, name: str, what: str, read: Callable[[], _T]) -> _T | None:
         """What `read` reads; None, with an ERROR, where it can't be read."""
         try:
@@ -195,3 +205,7 @@ class LedgerReader:
                 extra={"action": f"{what}_unreadable", "name_of": name},
             )
             return None
+
+
+def _release_of(text: str) -> str:
+    return str(json.loads(text)["release"])

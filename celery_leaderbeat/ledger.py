@@ -28,8 +28,12 @@ from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import Stamp, parse_tick_key, slot_from_us, slot_to_us
 
-__all__ = ["Ledger", "NotLeading"]
+__all__ = ["HORIZON", "Ledger", "NotLeading"]
 
+#: A stored slot this much later than now (seconds) was written by a clock that had jumped.
+HORIZON = FAR_AHEAD / 1e6
+#: Longest that a claim waits for its replicas, in seconds; and that a look at whether they are there again takes.
+_REPLICATED_WITHIN, _LOOK_WITHIN = 1.0, 0.1
 #: Entries, or slots, per script where there are many.
 _CHUNK = 200
 #: How long a slot that no worker has begun, or that waits for its retry or its next attempt, counts as unfinished, in ms.
@@ -40,6 +44,18 @@ _APP_ATTRIBUTE = "_leaderbeat_ledger"
 
 class NotLeading(Exception):
     """A script found that the term no longer holds the lease; it has written nothing."""
+
+
+class NotReplicated(Exception):
+    """Claims are written, but fewer Redis replicas than `leaderbeat_min_replicas` have them.
+
+    Attributes:
+        answers: what the claims were answered.
+    """
+
+    def __init__(self, answers: list[str], reason: str) -> None:
+        super().__init__(reason)
+        self.answers = answers
 
 
 class Ledger(LedgerReader):
@@ -66,7 +82,7 @@ class Ledger(LedgerReader):
         recalled: Mapping[str, Recalled] = MappingProxyType({}),
         lost: str = "",
     ) -> dict[str, tuple[str, datetime]]:
-        """Where each entry goes on: name -> (kept, restored, new, changed, reset, removed or forgotten; slot).
+        """Where each entry goes on: name -> (kept, new, changed, restored, recalled, reset, removed or forgotten; slot).
 
         Parameters:
             fingerprints: names all entries of the schedule.
@@ -78,7 +94,8 @@ class Ledger(LedgerReader):
             NotLeading: the lease is gone; nothing was written.
         """
         now_us = slot_to_us(now)
-        limits = [str(now_us), str(now_us + FAR_AHEAD), str(now_us - REMOVED_LIFETIME), lost]
+        horizon_us = now_us + FAR_AHEAD
+        limits = [str(now_us), str(horizon_us), str(now_us - REMOVED_LIFETIME), lost]
         stored = self.entries() if stored is None else stored
         defined = self.store.fields(self._keys.definitions)
         found = {name: ("kept", stored[name].slot) for name in fingerprints if name in stored}
@@ -90,7 +107,7 @@ class Ledger(LedgerReader):
             or name not in defined
             or stored[name].fingerprint != fingerprint
             or stored[name].removed
-            or slot_to_us(stored[name].slot) > now_us + FAR_AHEAD
+            or slot_to_us(stored[name].slot) > horizon_us
         ]
         pairs += [(name, "") for name in {**stored, **recalled} if name not in fingerprints]
         for i in range(0, len(pairs), _CHUNK):
@@ -131,6 +148,7 @@ class Ledger(LedgerReader):
 
         Raises:
             NotLeading: the lease is gone; nothing was claimed.
+            NotReplicated: too few replicas have the claims.
             StoreUnavailable: no answer; ask again with the same batch.
         """
         own = self._keys
@@ -162,8 +180,25 @@ class Ledger(LedgerReader):
                 item["unstarted"] = min(round(claim.unstarted * 1000), _UNSTARTED)
                 keys += map(own.slot, claim.earlier)
             items.append(json.dumps(item))
-        answer = self.store.run("claim", keys, [term.value, term.epoch, batch, *items])
-        return [str(text) for text in self._leading(answer)]
+        args: list[str | int | float] = [term.value, term.epoch, batch, *items]
+        wanted = self.settings.min_replicas
+        if not wanted:
+            return [str(text) for text in self._leading(self.store.run("claim", keys, args))]
+        within = min(_REPLICATED_WITHIN, self.settings.publish_timeout / 2)
+        answer, found = self.store.run_replicated("claim", keys, args, wanted, within)
+        answers = [str(text) for text in self._leading(answer)]
+        if found < wanted and "claimed" in answers:
+            raise NotReplicated(answers, f"{found} of {wanted} Redis replicas had it within {within:g} s")
+        return answers
+
+    def replicas_answer(self) -> bool:
+        """Whether as many Redis replicas as `leaderbeat_min_replicas` have what this connection has written.
+
+        Raises:
+            StoreError: the server doesn't answer, or refuses to say.
+        """
+        wanted = self.settings.min_replicas
+        return self.store.replicas(wanted, _LOOK_WITHIN) >= wanted
 
     def confirm(self, epoch: int, batch: str, outcomes: Mapping[str, str]) -> list[str]:
         """Note what became of a batch's claims: tick key -> `"sent"` or `"unconfirmed"`. Returns the states."""

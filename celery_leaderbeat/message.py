@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import deque
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from celery.beat import BeatLazyFunc
 from celery_leaderbeat.plan import POLICY_OPTION, Plan
 from celery_leaderbeat.tick import Stamp, task_id, tick_key
 
-__all__ = ["Message", "Outcome", "build_message", "seconds_until"]
+__all__ = ["Message", "Outcome", "build_message", "seconds_until", "with_instants"]
 
 #: Options of an entry that this package sets itself: a publish is tried once, and the slot names the task.
 _OURS = (POLICY_OPTION, "producer", "retry", "retry_policy", "task_id")
@@ -141,6 +142,28 @@ def seconds_until(expires: Any, now: datetime) -> float | None:
     if expires.tzinfo is None:
         expires = expires.replace(tzinfo=timezone.utc)
     return float((expires - now).total_seconds())
+
+
+def with_instants(options: dict[str, Any], now: datetime) -> dict[str, Any]:
+    """The options with `expires` and `countdown` as instants, where they are seconds from the send.
+
+    Celery would count them from this host's wall clock. Where that is behind the workers', the message would expire
+    before it arrived. What can't be counted is left to Celery, which refuses it.
+
+    Parameters:
+        options: of a message.
+        now: the fleet's time.
+    """
+    counted = dict(options)
+    for given, instant in (("expires", "expires"), ("countdown", "eta")):
+        seconds = counted.get(given)
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds:
+            continue
+        with contextlib.suppress(OverflowError, ValueError):
+            counted[instant] = now + timedelta(seconds=seconds)
+            if instant != given:
+                del counted[given]
+    return counted
 
 
 def _evaluated(value: Any) -> Any:

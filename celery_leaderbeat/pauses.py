@@ -79,8 +79,11 @@ class Pauses:
         return next((pause for pause in self._pauses if pause.covers(instant)), None)
 
     def in_force(self, now: datetime) -> Pause | None:
-        """The pause that is in force at `now`, or None."""
-        return self.covers(now)
+        """The pause that is in force at `now`, or None.
+
+        One without an end is, even where a clock that was set back shows a time before its begin.
+        """
+        return next((pause for pause in self._pauses if pause.until is None or pause.covers(now)), None)
 
     def touching(self, first: datetime, last: datetime) -> list[Pause]:
         """The pauses that cover some instant from `first` to `last`, these two included."""

@@ -8,7 +8,8 @@ What is owed is no part of the sequence of fresh slots. It is sent before them, 
 lookback, deadline and jitter, never before its nominal time, and moves nothing on. A pause holds back what is
 to be run again, and lets through what was asked for.
 
-Where slots of the entry queue (`overlap`), one that was given back is one that waits: it keeps its place
+Where slots of the entry mustn't overlap, the one that a leader claimed and was gone before it said more goes first:
+its message may be on its way, so the others wait for it. Where they queue, one that was given back is one that waits: it keeps its place
 whatever the lookback, and fresh ones are decided beside it.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -47,10 +48,12 @@ class Returned:
     Attributes:
         attempt: which attempt at the slot it will be; 1 at first.
         request: the id of the request that asked for it, else empty.
+        maybe_sent: whether it may have been sent: a leader claimed it, and was gone before it said more.
     """
 
     attempt: int = 1
     request: str = ""
+    maybe_sent: bool = False
 
     @property
     def owed(self) -> bool:
@@ -169,7 +172,9 @@ class Plan:
         else:
             self.postpone(now + _WAIT)
 
-    def give_back(self, slot: datetime, attempt: int = 1, request: str = "") -> None:
+    def give_back(
+        self, slot: datetime, attempt: int = 1, request: str = "", maybe_sent: bool = False
+    ) -> None:
         """`slot` is to be sent again: as this attempt, and for the request with this id if there is one.
 
         Of two things that are known of one slot the later attempt counts, and of the same attempt the request.
@@ -178,7 +183,7 @@ class Plan:
         if known is not None and (known.attempt, known.request != "") > (attempt, request != ""):
             return
         in_place = known is not None or not self.returned or slot > next(reversed(self.returned))
-        self.returned[slot] = Returned(attempt, request)
+        self.returned[slot] = Returned(attempt, request, maybe_sent)
         if not in_place:
             self.returned = dict(sorted(self.returned.items()))
 
@@ -200,26 +205,38 @@ class Plan:
         if self._returned_from is not None and now < self._returned_from:
             return _lazily(judge, self.policy, fresh)
         self._returned_from = None
-        owed = self._owed(now, held=pauses.in_force(now) is not None)
-        came_back = self._came_back(now)
-        if self.policy.overlap == "queue":
-            # What waits for its turn doesn't give way to newer slots.
-            patient = replace(self.policy, lookback=sys.maxsize)
-            return chain(owed, _lazily(judge, patient, came_back), _lazily(judge, self.policy, fresh))
-        return chain(owed, _lazily(judge, self.policy, heapq.merge(came_back, fresh)))
+        held = pauses.in_force(now) is not None
+        if self.policy.overlap == "allow":
+            returned = self._came_back(now, (False, True))
+            return chain(
+                self._owed(now, held, (False, True)),
+                _lazily(judge, self.policy, heapq.merge(returned, fresh)),
+            )
+        # What waits for its turn doesn't give way to newer slots.
+        queues = self.policy.overlap == "queue"
+        patient = replace(self.policy, lookback=sys.maxsize) if queues else self.policy
+        first = chain(self._owed(now, held, (True,)), _lazily(judge, patient, self._came_back(now, (True,))))
+        owed, returned = self._owed(now, held, (False,)), self._came_back(now, (False,))
+        if queues:
+            return chain(first, owed, _lazily(judge, patient, returned), _lazily(judge, self.policy, fresh))
+        return chain(first, owed, _lazily(judge, self.policy, heapq.merge(returned, fresh)))
 
-    def _owed(self, now: datetime, held: bool) -> Iterator[Decision]:
+    def _owed(self, now: datetime, held: bool, maybe_sent: Collection[bool]) -> Iterator[Decision]:
         for slot, back in self.returned.items():
             if slot > now:
                 return
-            if back.owed and (back.request or not held or slot in self._doomed):
+            if (
+                back.maybe_sent in maybe_sent
+                and back.owed
+                and (back.request or not held or slot in self._doomed)
+            ):
                 yield Send(slot, back.attempt, back.request)
 
-    def _came_back(self, now: datetime) -> Iterator[Due]:
+    def _came_back(self, now: datetime, maybe_sent: Collection[bool]) -> Iterator[Due]:
         for slot, back in self.returned.items():
             if slot > now:
                 return
-            if not back.owed:
+            if back.maybe_sent in maybe_sent and not back.owed:
                 yield Due(slot, self._at(slot), returned=True)
 
     def _fresh(self, now: datetime, pauses: Pauses) -> Iterator[Due]:

@@ -30,8 +30,8 @@ from celery.result import denied_join_result
 from celery.utils.log import get_logger
 from kombu.exceptions import EncodeError, OperationalError
 
-from celery_leaderbeat.clock import Clock
-from celery_leaderbeat.message import Message, Outcome
+from celery_leaderbeat.clock import FleetClock
+from celery_leaderbeat.message import Message, Outcome, with_instants
 from celery_leaderbeat.redaction import without_secrets
 from celery_leaderbeat.tick import slot_text
 
@@ -53,13 +53,14 @@ class Publisher:
     Parameters:
         app: the Celery application.
         timeout: longest that connecting, or one publish, may take, in seconds.
-        clock: for the idle time of the connection.
+        clock: the fleet's, for what a message says in seconds from its send, and for the idle time of the connection.
     """
 
-    def __init__(self, app: Any, timeout: float, clock: Clock) -> None:
+    def __init__(self, app: Any, timeout: float, clock: FleetClock) -> None:
         self._app = app
         self._timeout = timeout
-        self._clock = clock
+        self._fleet_clock = clock
+        self._clock = clock.clock
         self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._connection: Any = None
         self._producer: Any = None
@@ -147,9 +148,7 @@ class Publisher:
             return Outcome("unreachable", f"no connection to the broker: {why}")
         if not (self._wanted() and job.allowed()):
             return Outcome("unsent", "this replica no longer leads")
-        if not message.sending.take():
-            return Outcome("unsent", "it was given up")
-        producer.phase = "preparing"
+        # Logging may wait for a lock, so the right to send is taken after it.
         beat_logger.info(
             "Scheduler: Sending due task %s (%s) for %s",
             message.entry,
@@ -157,6 +156,11 @@ class Publisher:
             slot_text(message.slot),
             extra={"action": "sending", "tick_key": message.key, "epoch": message.stamp.epoch},
         )
+        if not (self._wanted() and job.allowed()):
+            return Outcome("unsent", "this replica no longer leads")
+        if not message.sending.take():
+            return Outcome("unsent", "it was given up")
+        producer.phase = "preparing"
         try:
             with denied_join_result():
                 self._send(message, producer)
@@ -170,7 +174,8 @@ class Publisher:
         return Outcome("sent")
 
     def _send(self, message: Message, producer: Any) -> None:
-        options = {**message.options, "producer": producer, "task_id": message.task_id}
+        counted = with_instants(message.options, self._fleet_clock.utcnow())
+        options = {**counted, "producer": producer, "task_id": message.task_id}
         task = self._app.tasks.get(message.task)
         if task is not None:
             task.apply_async(message.args, message.kwargs, **options)

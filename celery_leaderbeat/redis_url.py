@@ -1,32 +1,24 @@
 """Redis URLs: every form that Celery and redis-py know, read into what a connection pool takes.
 
-Nothing here connects, or imports the driver. The URL is taken apart by one expression instead of the
-standard library's parser, because that parser's own errors quote pieces of the URL, and a piece of a
-malformed URL may be a piece of its password.
+One server, the Sentinels that know which server is the primary, or nodes of a cluster. Nothing here connects, or
+imports the driver.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote, unquote_plus
 
 from celery_leaderbeat._url_options import OPTIONS, SECRET, count, nearest
+from celery_leaderbeat._url_text import ADDRESS, MASK, URL, port_ok, sanitize
 from celery_leaderbeat.errors import SettingsError
 
 __all__ = ["RedisTarget", "parse_redis_url", "sanitize"]
-
-_URL = re.compile(
-    r"(?P<scheme>[A-Za-z][\w.+-]*)://(?P<authority>[^/?#]*)(?P<path>[^?#]*)"
-    r"(?:\?(?P<query>[^#]*))?(?P<fragment>#.*)?",
-    re.DOTALL,
-)
-_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[\w.%-]*))(?::(?P<port>[0-9]*))?")
-_MASK = "**"
 
 #: Scheme -> (a Unix socket, TLS).
 _SCHEMES = {
@@ -39,84 +31,54 @@ _SCHEMES = {
     "redis+socket": (True, False),
     "valkey+socket": (True, False),
 }
+#: Scheme of several servers -> (the scheme of one of them, their port unless it is given).
+_GROUPS = {
+    "sentinel": ("redis", 26379),
+    "redis+sentinel": ("redis", 26379),
+    "rediss+sentinel": ("rediss", 26379),
+    "valkey+sentinel": ("valkey", 26379),
+    "valkeys+sentinel": ("valkeys", 26379),
+    "redis+cluster": ("redis", 6379),
+    "rediss+cluster": ("rediss", 6379),
+    "valkey+cluster": ("valkey", 6379),
+    "valkeys+cluster": ("valkeys", 6379),
+}
 _ACCEPTED = (
     "redis://[user:password@]host[:port][/db], rediss:// (the same with TLS), valkey:// and valkeys://, "
-    "redis+socket:///path?virtual_host=db, unix:///path?db=db"
+    "redis+socket:///path?virtual_host=db, unix:///path?db=db; several hosts: "
+    "sentinel://[user:password@]host[:port];host[:port][/db] (rediss+sentinel:// with TLS), "
+    "redis+cluster://host[:port];host[:port] (rediss+cluster:// with TLS)"
 )
 _ENCODE = "in a password, the characters / ? # ; @ : % are written as %2F %3F %23 %3B %40 %3A %25"
 
 
 @dataclass(frozen=True)
 class RedisTarget:
-    """Where a standalone Redis server is, and how to connect to it.
+    """Where Redis is, and how to connect to it.
 
     Attributes:
-        kwargs: the arguments of a connection: `host` and `port`, or `path`; `db`; `username` and `password`
-            where there are any; options of the URL, typed as redis-py wants them. Holds the password, and
-            therefore isn't part of the `repr`.
+        kwargs: the arguments of a connection: `host` and `port`, or `path`, unless there are `nodes`; `db`;
+            `username` and `password` where there are any; options of the URL, typed as redis-py wants them.
+            Holds the password, and therefore isn't part of the `repr`.
         unix: connect to a Unix domain socket.
         tls: connect with TLS.
         display: the URL for logs, without a password and without options.
+        kind: one server; the primary that Sentinels name; or the node of a cluster that holds our keys.
+        nodes: host and port of each Sentinel, or of some of the cluster's nodes.
+        master_name: what the Sentinels call the primary.
+        sentinel: the arguments of a connection to a Sentinel, without its address. May hold a password.
+        sentinel_tls: connect to the Sentinels with TLS.
     """
 
     kwargs: Mapping[str, Any] = field(repr=False)
     unix: bool
     tls: bool
     display: str
-
-
-def sanitize(url: object) -> str:
-    """`url` without anything that may be a password, for messages.
-
-    What stands where a password could stand is masked, also in a URL that is malformed, so the result may
-    show less than could be shown, but never more.
-    """
-    if not isinstance(url, str):
-        return f"a value of type {type(url).__name__}"
-    if not url.strip():
-        return "empty"
-    found = _URL.fullmatch(url.strip())
-    if found is None:
-        return "not a URL"
-    scheme, authority, path, query = found["scheme"], found["authority"], found["path"], found["query"]
-    socket = scheme.lower() == "unix" or scheme.lower().endswith("socket")
-    behind = path + (query or "") + (found["fragment"] or "")
-    # An unescaped separator inside a password moves the rest of it to where path and query stand.
-    if ";" in url or ("@" in behind and not (socket and not authority)):
-        return f"{scheme}://{_MASK}"
-    user, at, address = authority.rpartition("@")
-    if at:
-        name, _, password = user.partition(":")
-        # A lone name may be a password whose colon was forgotten, or is on its wrong side.
-        user = f"{name}:{_MASK}@" if password and re.fullmatch(r"[\w.%-]*", name) else f"{_MASK}@"
-    if not _port_ok(_ADDRESS.fullmatch(address)):
-        if not at:
-            # `redis://:password` without a host: the password may go on in path and query.
-            return f"{scheme}://{_MASK}"
-        address = _MASK
-    trusted = (at or not authority) if socket else re.fullmatch(r"/*[0-9]*/*", path)
-    shown = path if trusted else f"/{_MASK}"
-    options = "" if query is None else f"?{_sanitized_query(query)}"
-    return f"{scheme}://{user}{address}{shown}{options}{'#' + _MASK if found['fragment'] else ''}"
-
-
-def _port_ok(address: re.Match[str] | None) -> bool:
-    return address is not None and (not address["port"] or 0 < int(address["port"][:6]) < 65536)
-
-
-def _sanitized_query(query: str) -> str:
-    pairs = []
-    clean = True
-    for pair in query.split("&"):
-        name, equals, value = pair.partition("=")
-        if name in OPTIONS and name not in SECRET and re.fullmatch(r"[\w.+/-]*", value):
-            pairs.append(pair)
-            continue
-        # Behind a value that may be a secret, another name may be the rest of it, after an unescaped &.
-        named = equals and re.fullmatch(r"[A-Za-z_]{1,40}", name) and (clean or name in OPTIONS)
-        pairs.append(f"{name}={_MASK}" if named else _MASK)
-        clean = False
-    return "&".join(pairs)
+    kind: Literal["server", "sentinel", "cluster"] = "server"
+    nodes: tuple[tuple[str, int], ...] = ()
+    master_name: str = ""
+    sentinel: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    sentinel_tls: bool = False
 
 
 def parse_redis_url(
@@ -126,10 +88,11 @@ def parse_redis_url(
     fallback: Mapping[str, Any] | None = None,
     tls: Mapping[str, Any] | None = None,
 ) -> RedisTarget:
-    """Read the URL of a standalone Redis (or Valkey) server.
+    """Read the URL of a Redis or Valkey server, of Sentinels, or of a cluster.
 
     Parameters:
-        url: in any of the forms that Celery or redis-py take.
+        url: in any of the forms that Celery or redis-py take. What the Sentinels call the primary is no part
+            of it (see `_sentinel_conf`).
         setting: the setting that the URL comes from, for messages.
         fallback: `host`, `port`, `username`, `password` for what the URL of a broker leaves out.
         tls: options as returned by `tls_options`. Given (also empty), they mean TLS under any scheme, as
@@ -149,21 +112,88 @@ def parse_redis_url(
         raise refused("a Redis URL is a string")
     if not url.strip():
         raise refused("a Redis URL is needed")
-    found = _URL.fullmatch(url.strip())
+    found = URL.fullmatch(url.strip())
     if found is None:
         raise refused("a Redis URL starts with a scheme such as redis://")
-    scheme, authority, path = found["scheme"].lower(), found["authority"], found["path"]
-    for kind in ("sentinel", "cluster"):
-        if kind in scheme:
-            raise refused(
-                f"Redis {kind.title()} isn't supported in this version; give the address of the primary "
-                "instead, leaderbeat_redis_url = 'redis://primary.example:6379/0'"
-            )
+    scheme = found["scheme"].lower()
+    if scheme in _GROUPS:
+        return _group(url.strip(), scheme, fallback, tls, refused)
     if scheme not in _SCHEMES:
         raise refused(f"{scheme}:// is not a scheme of Redis")
     if ";" in url:
         raise refused(f"a list of servers can't hold one lease: name one server; {_ENCODE}")
     unix, secure = _SCHEMES[scheme]
+    kwargs = _server(found, unix, secure, fallback, tls, refused)
+    return RedisTarget(MappingProxyType(kwargs), unix, secure or tls is not None, _display(scheme, kwargs))
+
+
+def _group(
+    url: str,
+    scheme: str,
+    fallback: Mapping[str, Any] | None,
+    tls: Mapping[str, Any] | None,
+    refused: Callable[[str], SettingsError],
+) -> RedisTarget:
+    """Several hosts, parted by semicolons. What isn't an address may stand with all of them, as in Celery, or with one."""
+    single, port = _GROUPS[scheme]
+    addresses: list[str] = []
+    said: dict[str, set[str]] = {"user": set(), "path": set(), "query": set()}
+    for text in filter(None, map(str.strip, url.split(";"))):
+        found = URL.fullmatch(text if "://" in text else f"{scheme}://{text}")
+        if found is None or found["scheme"].lower() != scheme:
+            raise refused(f"each host of the list starts with {scheme}:// or with nothing; {_ENCODE}")
+        if found["fragment"]:
+            raise refused(f"a # stands where a Redis URL has none; {_ENCODE}")
+        user, _, address = found["authority"].rpartition("@")
+        if not address or address.startswith(":"):
+            raise refused(f"each host of the list has a name or an address; {_ENCODE}")
+        if user and addresses and not said["user"]:
+            # An unescaped semicolon in a password looks like this.
+            raise refused(
+                f"user name and password stand with the first host of the list, or with all; {_ENCODE}"
+            )
+        addresses.append(address)
+        for name, value in (("user", user), ("path", found["path"].strip("/")), ("query", found["query"])):
+            said[name] |= {value} if value else set()
+    for name, what in (("user", "user names or passwords"), ("path", "databases"), ("query", "options")):
+        if len(said[name]) > 1:
+            raise refused(f"its hosts have different {what}; {_ENCODE}")
+    user, path, query = ("".join(said[name]) for name in ("user", "path", "query"))
+    given = {key: value for key, value in (fallback or {}).items() if key in ("username", "password")}
+    nodes: list[tuple[str, int]] = []
+    kwargs: dict[str, Any] = {}
+    for address in addresses:
+        found = URL.fullmatch(f"{single}://{user}{'@' if user else ''}{address}/{path}?{query}")
+        assert found is not None  # it is made of pieces that fit
+        kwargs = _server(found, False, _SCHEMES[single][1], {**given, "port": port}, tls, refused)
+        nodes.append((kwargs.pop("host"), kwargs.pop("port")))
+    if len(set(nodes)) < len(nodes):
+        raise refused("it names a host twice")
+    kind: Literal["sentinel", "cluster"] = "sentinel" if "sentinel" in scheme else "cluster"
+    if kind == "cluster" and kwargs["db"]:
+        raise refused("a cluster has the database 0 only")
+    secure = _SCHEMES[single][1]
+    return RedisTarget(
+        MappingProxyType(kwargs),
+        False,
+        secure or tls is not None,
+        _display(scheme, kwargs, nodes),
+        kind,
+        tuple(nodes),
+        sentinel_tls=secure and kind == "sentinel",
+    )
+
+
+def _server(
+    found: re.Match[str],
+    unix: bool,
+    secure: bool,
+    fallback: Mapping[str, Any] | None,
+    tls: Mapping[str, Any] | None,
+    refused: Callable[[str], SettingsError],
+) -> dict[str, Any]:
+    """The arguments of a connection to one server."""
+    authority, path = found["authority"], found["path"]
     if found["fragment"] or ("@" in path + (found["query"] or "") and not (unix and not authority)):
         raise refused(f"a # or @ stands where a Redis URL has none; {_ENCODE}")
     if unix and tls is not None:
@@ -204,26 +234,27 @@ def parse_redis_url(
         # fail where names are compared but certificates aren't.
         verify = kwargs.setdefault("ssl_cert_reqs", "required")
         kwargs["ssl_check_hostname"] = verify != "none" and kwargs.get("ssl_check_hostname", True)
-    return RedisTarget(MappingProxyType(kwargs), unix, secure, _display(scheme, kwargs))
+    return kwargs
 
 
-def _display(scheme: str, kwargs: Mapping[str, Any]) -> str:
+def _display(scheme: str, kwargs: Mapping[str, Any], nodes: Iterable[tuple[str, int]] = ()) -> str:
     username, known = kwargs.get("username"), "password" in kwargs
-    user = f"{username or ''}:{_MASK}@" if known else f"{_MASK}@" if username else ""
+    user = f"{username or ''}:{MASK}@" if known else f"{MASK}@" if username else ""
     if "path" in kwargs:
         option = "db" if scheme == "unix" else "virtual_host"
         return f"{scheme}://{user}{kwargs['path']}?{option}={kwargs['db']}"
-    host = f"[{kwargs['host']}]" if ":" in kwargs["host"] else kwargs["host"]
-    return f"{scheme}://{user}{host}:{kwargs['port']}/{kwargs['db']}"
+    hosts = nodes or [(kwargs["host"], kwargs["port"])]
+    shown = ";".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts)
+    return f"{scheme}://{user}{shown}/{kwargs['db']}"
 
 
 def _address(text: str, refused: Callable[[str], SettingsError]) -> dict[str, Any]:
-    found = _ADDRESS.fullmatch(text)
+    found = ADDRESS.fullmatch(text)
     if found is None:
         if text.count(":") > 1 and re.fullmatch(r"[0-9A-Fa-f:.]+", text):
             raise refused(f"an IPv6 address stands in brackets, such as redis://[::1]:6379/0; {_ENCODE}")
         raise refused(f"host and port are a name or address and a whole number from 1 to 65535; {_ENCODE}")
-    if not _port_ok(found):
+    if not port_ok(found):
         raise refused("a port is a whole number from 1 to 65535")
     parts: dict[str, Any] = {"port": int(found["port"])} if found["port"] else {}
     if found["v6"]:
@@ -258,7 +289,7 @@ def _options(query: str, unix: bool, secure: bool, refused: Callable[[str], Sett
         if name not in OPTIONS:
             # Other names aren't typing errors: they may be a piece of a password, as in `_sanitized_query`.
             plain = re.fullmatch(r"[A-Za-z_]{1,40}", name) and not SECRET & options.keys()
-            shown = name if plain else _MASK
+            shown = name if plain else MASK
             raise refused(f"unknown option {shown}; {nearest(shown, OPTIONS)}")
         if name in options:
             raise refused(f"the option {name} is given twice")

@@ -6,7 +6,6 @@ is started by the first `tick()`, in the process that ticks, and started anew af
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import signal
@@ -17,6 +16,8 @@ from typing import Any
 from celery import beat
 
 from celery_leaderbeat.clock import Clock, FleetClock
+from celery_leaderbeat.clock_watch import OffsetWatch
+from celery_leaderbeat.comparison import Comparison
 from celery_leaderbeat.dispatch import Dispatcher
 from celery_leaderbeat.election import Elector, new_holder
 from celery_leaderbeat.entries import check_entry, load_plans
@@ -32,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 #: A standby waits at most this long in one tick (seconds): `celery inspect ping` watches the ticks.
 _STANDBY_TICK = 1.0
-#: A wall clock that is further off the server's than this (seconds) is worth a warning.
-_OFFSET = 1.0
 #: `close()` takes about this long at most, in seconds: half for messages on their way, half for the lease.
 _CLOSE_WITHIN = 0.9
 
@@ -48,25 +47,17 @@ class _Running:
             settings,
             fleet,
             new_holder(),
-            {"fingerprint": _schedule_fingerprint(plans)},
-            lambda term, reason: self._changed(app, fleet, term, reason),
+            Comparison(settings, {name: plan.fingerprint for name, plan in plans.items()}),
+            lambda term, reason: _tell_of(app, term, reason),
         )
         self.dispatcher = Dispatcher(app, settings, fleet, self.elector, plans)
-        self._warned_of_offset = False
-        self.elector.start()
+        self.offset = OffsetWatch(fleet)
 
-    def _changed(self, app: Any, clock: FleetClock, term: Term, reason: str) -> None:
-        if reason:
-            leader_lost.send_robust(sender=app, epoch=term.epoch, holder=term.holder, reason=reason)
-            return
-        if abs(clock.offset) > _OFFSET and not self._warned_of_offset:
-            self._warned_of_offset = True
-            logger.warning(
-                "The wall clock of this host is %.1f s off the clock of the Redis server%s.",
-                -clock.offset,
-                ", which decides when a slot is due" if clock.source == "redis" else "",
-                extra={"action": "clock_offset", "offset": clock.offset},
-            )
+
+def _tell_of(app: Any, term: Term, reason: str) -> None:
+    if reason:
+        leader_lost.send_robust(sender=app, epoch=term.epoch, holder=term.holder, reason=reason)
+    else:
         leader_elected.send_robust(sender=app, epoch=term.epoch, holder=term.holder)
 
 
@@ -129,20 +120,22 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
             return _STANDBY_TICK
         running = self._running
         if running is None or running.pid != os.getpid():
-            running = self._running = self._start()
+            running = self._start()
         if not running.elector.alive:
             logger.error(
                 "The elector has ended unexpectedly; starting anew.", extra={"action": "elector_ended"}
             )
             running.elector.stop(0.0)
-            running = self._running = self._start()
+            running = self._start()
         running.elector.progress()
+        running.offset.look()
         term = running.elector.wait(_STANDBY_TICK)
         if term is None:
             running.dispatcher.idle()
             return 0.0
         try:
-            return running.dispatcher.tick(term)
+            with running.elector.round():
+                return running.dispatcher.tick(term)
         except Exception as exc:
             logger.exception(
                 "The tick failed; another replica leads on, if there is one.", extra={"action": "tick_failed"}
@@ -153,7 +146,10 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
     def _start(self) -> _Running:
         deadline = self.app.conf.beat_cron_starting_deadline
         plans = load_plans(self.schedule, self._settings.policy, deadline, self.app.tasks)
-        return _Running(self.app, self._settings, plans, self._clock)
+        # It is known before it starts: a signal handler that closes this scheduler must find it.
+        running = self._running = _Running(self.app, self._settings, plans, self._clock)
+        running.elector.start()
+        return running
 
     # -- the end -------------------------------------------------------------------------------------------
 
@@ -196,11 +192,3 @@ def _ignore_further_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         if getattr(signal.getsignal(number), "__module__", "") == "celery.apps.beat":
             signal.signal(number, signal.SIG_IGN)
-
-
-def _schedule_fingerprint(plans: Mapping[str, Plan]) -> str:
-    """One short text for the whole schedule, so that two replicas can tell whether theirs differ."""
-    digest = hashlib.sha256()
-    for name in sorted(plans):
-        digest.update(f"{name}\0{plans[name].fingerprint}\0".encode())
-    return digest.hexdigest()[:16]

@@ -7,6 +7,7 @@ had claimed and not confirmed: the one message that was on its way, and up to 31
 What a slot becomes when something goes wrong:
 
 =========================================  ==================================================================
+too few Redis replicas have the claim      given back, and tried again (`replication`)
 no connection, or not ours any more        given back: this leader tries again, or the next one does
 the outcome of the publish is unknown      prefers missed: unconfirmed, which counts as missed unless a worker
                                            begins it after all; prefers duplicate: given back
@@ -32,10 +33,11 @@ from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.debts import Debts, tell
 from celery_leaderbeat.election import Elector
 from celery_leaderbeat.errors import StoreError, StoreUnavailable, sentence
-from celery_leaderbeat.ledger import Ledger
-from celery_leaderbeat.message import Message
+from celery_leaderbeat.ledger import Ledger, NotReplicated
+from celery_leaderbeat.message import Message, Outcome
 from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.publisher import Publisher
+from celery_leaderbeat.replication import Replication
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.sent_before import SentBefore
 from celery_leaderbeat.settings import Settings
@@ -88,6 +90,7 @@ class Sender:
         self._advance = advance
         self._confirmations = Ledger(settings, settings.publish_timeout)
         self._debts = Debts(ledger)
+        self._replication = Replication(ledger, settings.min_replicas, clock.clock)
         self._publisher: Publisher | None = None
         self._batch: Batch | None = None
         self._hold_until = 0.0
@@ -97,8 +100,8 @@ class Sender:
 
     @property
     def held_for(self) -> float:
-        """Seconds until it is worth trying the broker again; 0 or less if it is now."""
-        return self._hold_until - self._monotonic()
+        """Seconds until it is worth trying again, the broker or the replicas; 0 or less if it is now."""
+        return max(self._hold_until - self._monotonic(), self._replication.held_for)
 
     def start(self) -> None:
         """A new term begins."""
@@ -117,11 +120,18 @@ class Sender:
 
     def send(self, batch: Batch) -> Sequence[Message]:
         """Claim the batch and publish it once; its messages. Raises what the claim raises; then it is claimed again."""
+        if batch is not self._batch and not self._replication.ready():
+            for message in batch.messages:
+                message.handling.take()
+                message.settled = message.held = True
+            return batch.messages
         self._batch = batch
         now = self._clock.utcnow()
         claims = batch.claims(self._settings.slot_retention, now, self._unfinished_of(batch))
         try:
             answers = self._ledger.claim(batch.term, batch.id, claims)
+        except NotReplicated as exc:
+            return self._not_replicated(batch, exc)
         except StoreUnavailable:
             raise
         except StoreError as exc:
@@ -133,8 +143,23 @@ class Sender:
             if self._answered(message, answer)
         ]
         if claimed:
+            self._replication.succeeded()
             self._publish(batch, claimed)
         self._batch = None
+        return batch.messages
+
+    def _not_replicated(self, batch: Batch, exc: NotReplicated) -> Sequence[Message]:
+        """Give back what was claimed: a failover might lose the claim, and the slot would be sent twice."""
+        for message, answer in zip(batch.messages, exc.answers, strict=True):
+            if self._answered(message, answer):
+                message.handling.take()
+                message.outcome = Outcome("unsent", str(exc))
+                message.settled = True
+                self._debts.add(batch.debt(message))
+                self._plans[message.entry].give_back(message.slot, message.stamp.attempt, message.request)
+        self._debts.try_to_settle()
+        self._batch = None
+        self._replication.failed(str(exc))
         return batch.messages
 
     def _one_by_one(self, batch: Batch, exc: StoreError) -> Sequence[Message]:
@@ -203,7 +228,7 @@ class Sender:
 
     def _publish(self, batch: Batch, messages: list[Message]) -> None:
         if self._publisher is None or not self._publisher.usable:
-            self._publisher = Publisher(self._app, self._settings.publish_timeout, self._clock.clock)
+            self._publisher = Publisher(self._app, self._settings.publish_timeout, self._clock)
         sent, away = False, ""
         known = [message for message in messages if self._sent_before.settles(message)]
         publish = self._publisher.publish(

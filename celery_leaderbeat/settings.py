@@ -18,13 +18,14 @@ from celery_leaderbeat._redis_conf import find_redis, redis_options
 from celery_leaderbeat.errors import SettingsError
 from celery_leaderbeat.policy_options import validate_defaults
 from celery_leaderbeat.redis_url import RedisTarget
+from celery_leaderbeat.release import Release
 
 __all__ = ["NOT_YET", "Settings", "unknown_settings"]
 
 logger = logging.getLogger(__name__)
 
 #: Names that are reserved for features of a later version; setting them is warned about.
-NOT_YET = ("dispatch_threads", "http", "min_replicas", "release")
+NOT_YET = ("dispatch_threads", "http")
 
 _NAMES = (
     "clock",
@@ -32,10 +33,12 @@ _NAMES = (
     "fast_failover",
     "key_prefix",
     "lease_ttl",
+    "min_replicas",
     "policy",
     "publish_timeout",
     "redis_options",
     "redis_url",
+    "release",
     "renew_interval",
     "run_lease",
     "slot_retention",
@@ -48,6 +51,8 @@ _SHORTEST_LEASE = 1.0
 _SHORTEST_RETENTION = 60.0
 
 
+#: More Redis replicas than this, nobody has: the number was meant for another setting.
+_MOST_REPLICAS = 100
 #: Longest sleep of beat's loop under this scheduler, in seconds.
 _LONGEST_SLEEP = 1.0
 
@@ -72,6 +77,8 @@ class Settings:
         slot_retention: how long the record of a slot is kept at least.
         clock: `"redis"` or `"local"`: whose time decides when a slot is due.
         events: how many events are kept, about; 0 for none.
+        min_replicas: how many Redis replicas must have a claim before its message is published; 0 for none.
+        release: of the code and schedule that this replica runs; an empty one for none.
         origins: name -> where the value came from: `"default"`, the setting as it was spelled, or
             `"broker_url"`, `"broker_write_url"`, `"result_backend"`.
     """
@@ -91,6 +98,8 @@ class Settings:
     slot_retention: float
     clock: str
     events: int
+    min_replicas: int
+    release: Release
     origins: Mapping[str, str] = field(repr=False)
 
     @property
@@ -133,6 +142,8 @@ class Settings:
             slot_retention=source.seconds("slot_retention", 3600.0),
             clock=source.choice("clock", ("redis", "local"), "redis"),
             events=source.count("events", 10_000),
+            min_replicas=_min_replicas(source),
+            release=_release(source),
             origins=MappingProxyType(source.origins),
         )
         _check_timings(settings, source)
@@ -157,6 +168,10 @@ class Settings:
             "clock": f"{self.clock} ({self.origins['clock']})",
             "events": f"{self.events} ({self.origins['events']})",
         }
+        if self.min_replicas:
+            lines["min replicas"] = f"{self.min_replicas} ({self.origins['min_replicas']})"
+        if self.release.text:
+            lines["release"] = f"{self.release} ({self.origins['release']})"
         if self.policy:
             policy = ", ".join(f"{key} {value!r}" for key, value in sorted(self.policy.items()))
             lines["policy"] = f"{policy} ({self.origins['policy']})"
@@ -183,6 +198,24 @@ def _key_prefix(source: Source) -> str:
     if "{" in value or "}" in value:
         raise source.refused("key_prefix", value, "it can't have braces, as it is itself the keys' hash tag")
     return value
+
+
+def _min_replicas(source: Source) -> int:
+    value = source.count("min_replicas", 0)
+    if value > _MOST_REPLICAS:
+        raise source.refused(
+            "min_replicas", value, f"it is a number of Redis replicas, at most {_MOST_REPLICAS}"
+        )
+    return value
+
+
+def _release(source: Source) -> Release:
+    value = source.raw("release")
+    try:
+        return Release.read(value)
+    except ValueError as exc:
+        rule = str(exc)
+    raise source.refused("release", value, rule)
 
 
 def _check_timings(settings: Settings, source: Source) -> None:

@@ -45,6 +45,16 @@ class ShadowReader:
         self._seen: tuple[str | None, int] | None = None
         self._not_before = self._not_after = float("-inf")
 
+    def begin(self) -> None:
+        """This replica stands by from now on: what it saw before it led is out of date."""
+        self._seen = None
+        self._not_before = float("-inf")
+
+    @property
+    def lacks(self) -> bool:
+        """Whether the ledger holds less than is remembered, as far as has been seen."""
+        return self._shadow.lacks
+
     def look(self, look: Look) -> None:
         """Follow what a look at the lease has shown."""
         at = datetime.fromtimestamp(self._clock.at(look.now), timezone.utc)

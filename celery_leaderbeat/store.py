@@ -1,6 +1,6 @@
-"""The Redis client: connections from the settings, key names, scripts, and the translation of errors.
+"""The Redis client: key names, scripts, and every other request that the package makes.
 
-Nothing above this module imports redis. A `Store` belongs to one user (the renewal thread, the tick loop, a
+Nothing above this module imports redis; `connections`, `driver_errors` and `subscriptions` serve it alone. A `Store` belongs to one user (the renewal thread, the tick loop, a
 publisher, a worker process) and is not handed around, so that none of them waits for another's answer. It
 retries nothing: every script can be asked again, and the caller knows until when that makes sense.
 """
@@ -8,7 +8,7 @@ retries nothing: every script can be asked again, and the caller knows until whe
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -16,28 +16,15 @@ from importlib import resources
 from typing import Any
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from celery_leaderbeat.errors import StoreError, StoreUnavailable
-from celery_leaderbeat.redaction import without_secrets
+from celery_leaderbeat.connections import close_client, leave_server, make_client
+from celery_leaderbeat.driver_errors import Translator
 from celery_leaderbeat.settings import Settings
+from celery_leaderbeat.subscriptions import Subscription, subscribe, subscribers
 from celery_leaderbeat.tick import slot_from_us, slot_to_us
 
 __all__ = ["Keys", "Look", "Store", "Subscription"]
 
-#: Beginnings of errors that pass: the same request may be served later.
-_FOR_A_WHILE = (
-    "BUSY ",
-    "CLUSTERDOWN",
-    "LOADING",
-    "MASTERDOWN",
-    "MISCONF",
-    "NOREPLICAS",
-    "OOM ",
-    "READONLY",
-    "TRYAGAIN",
-)
 #: Longest that one answer of the server may take, in seconds, where the caller sets nothing else.
 _TIMEOUT = 5.0
 
@@ -84,6 +71,10 @@ class Keys:
         return self._key("replicas")
 
     @property
+    def releases(self) -> str:
+        return self._key("releases")
+
+    @property
     def events(self) -> str:
         return self._key("events")
 
@@ -105,7 +96,7 @@ class Keys:
 
     @property
     def wake(self) -> str:
-        """Channel: a lease was released."""
+        """Channel: a lease was released, or a replica of a release stands for election."""
         return self._key("wake")
 
     def alive(self, holder: str) -> str:
@@ -147,34 +138,6 @@ def _source(name: str) -> str:
     return "\n".join((scripts / f"{part}.lua").read_text("utf-8") for part in ("_prelude", name))
 
 
-@contextlib.contextmanager
-def _translated(what: str, secrets: Sequence[str]) -> Iterator[None]:
-    """Translate the driver's errors. A server may quote what it was sent, so secrets are taken out."""
-
-    def said(exc: Exception) -> str:
-        return without_secrets(str(exc), secrets)
-
-    try:
-        yield
-    except (
-        redis.exceptions.ConnectionError,
-        redis.exceptions.TimeoutError,
-        redis.exceptions.ReadOnlyError,
-        redis.exceptions.OutOfMemoryError,
-        OSError,
-    ) as exc:
-        raise StoreUnavailable(f"Redis gave no answer to {what}: {said(exc)}") from None
-    except redis.exceptions.RedisError as exc:
-        text = said(exc)
-        if text.startswith(_FOR_A_WHILE):
-            raise StoreUnavailable(f"Redis can't serve {what} now: {text}") from None
-        raise StoreError(f"Redis refused {what}: {text}") from None
-    except (TypeError, ValueError) as exc:
-        raise StoreError(
-            f"redis-py can't be used for {what}: {said(exc)}. Check leaderbeat_redis_options."
-        ) from None
-
-
 class Store:
     """One user's connection to Redis.
 
@@ -185,8 +148,9 @@ class Store:
 
     def __init__(self, settings: Settings, timeout: float = _TIMEOUT) -> None:
         self.keys = Keys(settings.key_prefix)
+        self._cluster = settings.redis.kind == "cluster"
         self._client = _client(settings, timeout)
-        self._secrets = _secrets(settings)
+        self._translator = Translator(settings, lambda: leave_server(self._client))
         self._scripts: dict[str, Any] = {}
         self._events_kept = settings.events
 
@@ -197,11 +161,70 @@ class Store:
             StoreUnavailable: no answer; the script may or may not have run.
             StoreError: the server refused it.
         """
-        call = self._scripts.get(script)
-        if call is None:
-            call = self._scripts[script] = self._client.register_script(_source(script))
+        call = self._script(script)
         with self._translated(f"the script {script}"):
             return call(keys=[self.keys.events, *keys], args=[self._events_kept, *args])
+
+    def run_replicated(
+        self,
+        script: str,
+        keys: Sequence[str],
+        args: Sequence[str | int | float],
+        replicas: int,
+        within: float,
+    ) -> tuple[Any, int]:
+        """Run a script, and wait until so many `replicas` of the server have what was written before its end.
+
+        Waits `within` seconds at most. Both go over one connection, in one round trip: the server counts for the
+        connection that wrote. Returns the script's answer, and how many replicas have it.
+
+        A server that refuses to wait counts as none.
+
+        Raises:
+            StoreUnavailable: no answer; the script may or may not have run.
+            StoreError: the server refused the script.
+        """
+        call = self._script(script)
+        command = [call.sha, len(keys) + 1, self.keys.events, *keys, self._events_kept, *args]
+        with self._translated(f"the script {script}"):
+            try:
+                return self._pair(command, replicas, within)
+            except redis.exceptions.NoScriptError:
+                self._client.script_load(call.script)
+                return self._pair(command, replicas, within)
+
+    def _pair(self, command: Sequence[Any], replicas: int, within: float) -> tuple[Any, int]:
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.execute_command("EVALSHA", *command)
+            pipe.execute_command("WAIT", replicas, round(within * 1000))
+            answer, acknowledged = pipe.execute(raise_on_error=False)
+        if isinstance(answer, Exception):
+            raise answer
+        # What is written is written, also where the server refuses to wait.
+        return answer, 0 if isinstance(acknowledged, Exception) else int(acknowledged)
+
+    def replicas(self, wanted: int, within: float) -> int:
+        """How many replicas have what this connection wrote last; waits `within` seconds at most for as many as `wanted`."""
+        with self._translated("WAIT"):
+            return int(self._client.execute_command("WAIT", wanted, round(within * 1000)))
+
+    def info(self) -> dict[str, str]:
+        """What the server says of itself, as far as `server` reads it.
+
+        Raises:
+            StoreError: it isn't allowed to say, or has no such command.
+        """
+        with self._translated("INFO"), self._client.pipeline(transaction=False) as pipe:
+            for section in ("server", "memory", "persistence", "replication", "cluster"):
+                pipe.execute_command("INFO", section)
+            found: list[Any] = pipe.execute()
+        return {str(key): str(value) for part in found for key, value in dict(part).items()}
+
+    def _script(self, name: str) -> Any:
+        call = self._scripts.get(name)
+        if call is None:
+            call = self._scripts[name] = self._client.register_script(_source(name))
+        return call
 
     def look(self, subscribers_of: str | None = None) -> Look:
         """Look at the lease, the server's clock, what the shadow follows, and how many subscribe to a channel."""
@@ -220,14 +243,7 @@ class Store:
 
     def subscribers(self, channel: str) -> int | None:
         """How many connections subscribe to `channel`; None where the server doesn't say."""
-        try:
-            with self._translated("PUBSUB NUMSUB"):
-                (_, count), *_ = self._client.pubsub_numsub(channel)
-        except StoreUnavailable:
-            raise
-        except StoreError:
-            return None
-        return int(count)
+        return subscribers(self._client, self._translated, self._cluster, channel)
 
     def now(self) -> datetime:
         """The server's time, in UTC."""
@@ -304,90 +320,25 @@ class Store:
             )
         return found
 
-    def announce(self, holder: str, now: float, lifetime: float) -> list[str]:
-        """Note that `holder` lives at `now` (Unix seconds); the holders seen within `lifetime` seconds."""
-        with self._translated("the membership"), self._client.pipeline(transaction=False) as pipe:
-            pipe.zadd(self.keys.replicas, {holder: now})
-            pipe.zremrangebyscore(self.keys.replicas, "-inf", now - lifetime)
-            pipe.zrange(self.keys.replicas, 0, -1)
-            found: list[str] = pipe.execute()[-1]
-        return found
-
     def withdraw(self, holder: str) -> None:
         """Take `holder` out of the membership."""
-        with self._translated("the membership"):
-            self._client.zrem(self.keys.replicas, holder)
+        with self._translated("the membership"), self._client.pipeline(transaction=False) as pipe:
+            pipe.zrem(self.keys.replicas, holder)
+            pipe.hdel(self.keys.releases, holder)
+            pipe.execute()
 
     def subscribe(self, *channels: str) -> Subscription:
         """Subscribe to `channels` on a connection of its own."""
-        pubsub = self._client.pubsub(ignore_subscribe_messages=True)
-        with self._translated("SUBSCRIBE"):
-            pubsub.subscribe(*channels)
-        return Subscription(pubsub, self._translated)
+        return subscribe(self._client, self._translated, self._cluster, *channels)
 
     def _translated(self, what: str) -> contextlib.AbstractContextManager[None]:
-        return _translated(what, self._secrets)
+        return self._translator(what)
 
     def close(self) -> None:
         """Close all connections. Never raises."""
         with contextlib.suppress(Exception):
-            self._client.connection_pool.disconnect()
-
-
-class Subscription:
-    """Messages of some channels, one at a time."""
-
-    def __init__(
-        self, pubsub: Any, translated: Callable[[str], contextlib.AbstractContextManager[None]]
-    ) -> None:
-        self._pubsub = pubsub
-        self._translated = translated
-
-    def next(self, timeout: float) -> str | None:
-        """The channel of the next message, or None after `timeout` seconds.
-
-        Raises:
-            StoreUnavailable: the connection is lost; subscribe again.
-        """
-        with self._translated("a subscription"):
-            message: Mapping[str, Any] | None = self._pubsub.get_message(timeout=timeout)
-        return None if message is None else str(message["channel"])
-
-    def close(self) -> None:
-        """Close the connection. Never raises."""
-        with contextlib.suppress(Exception):
-            self._pubsub.close()
-
-
-def _secrets(settings: Settings) -> list[str]:
-    found = (source.get("password") for source in (settings.redis.kwargs, settings.redis_options))
-    return [secret for secret in found if isinstance(secret, str) and secret]
+            close_client(self._client)
 
 
 def _client(settings: Settings, timeout: float) -> Any:
-    target = settings.redis
-    if target.unix:
-        connection_class: Any = redis.UnixDomainSocketConnection
-    elif target.tls:
-        connection_class = redis.SSLConnection
-    else:
-        connection_class = redis.Connection
-    # The health check is a PING on a connection that has been idle: it finds out that a subscription is dead.
-    options: dict[str, Any] = {
-        "socket_timeout": timeout,
-        "socket_connect_timeout": timeout,
-        "health_check_interval": 10,
-    }
-    if target.unix:
-        del options["socket_connect_timeout"]
-    else:
-        options["socket_keepalive"] = True
-    options |= target.kwargs
-    options |= settings.redis_options
-    options |= {
-        "decode_responses": True,
-        "encoding": "utf-8",
-        "encoding_errors": "backslashreplace",
-        "retry": Retry(NoBackoff(), 0),
-    }
-    return redis.Redis(connection_pool=redis.ConnectionPool(connection_class=connection_class, **options))
+    return make_client(settings.redis, settings.redis_options, timeout, settings.key_prefix)

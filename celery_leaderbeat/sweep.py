@@ -168,7 +168,7 @@ class Sweep:
         plan = self._plans.get(record.entry)
         if plan is not None and plan.last is not None:
             if record.slot not in plan.returned:
-                plan.give_back(record.slot, attempt, record.request)
+                plan.give_back(record.slot, attempt, record.request, record.state == "claimed")
                 self._taken_up(plan)
             return
         self._ledger.write_off(

@@ -21,6 +21,7 @@ class Term:
     watched: bool = False
     app: str = ""
     fingerprint: str = ""
+    release: str = ""
     ttl: float = 0.0
 
     @classmethod
@@ -38,6 +39,7 @@ class Term:
                 watched=bool(found.get("watched", False)),
                 app=str(found.get("app", "")),
                 fingerprint=str(found.get("fingerprint", "")),
+                release=str(found.get("release", "")),
                 ttl=float(found.get("ttl", 0.0)),
             )
         except (ValueError, TypeError, KeyError):

@@ -1,4 +1,4 @@
-"""What a standby has seen of one lease: whether its holder is gone. Pure: the time is passed in."""
+"""A standby's watch over one term: whether its holder is gone. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GONE_AFTER = 1.0
 
 
 class Watch:
-    """What a standby has seen of one value of the lease: whether its holder is gone.
+    """What a standby has seen of one value of the lease.
 
     A holder that nobody has ever seen subscribed may be one whose subscription isn't visible; its lease is
     waited for.

@@ -104,7 +104,11 @@ def zone_name(zone: tzinfo) -> str:
     name = getattr(zone, "key", None) or getattr(zone, "zone", None)
     if not isinstance(name, str):
         # A default repr has the address of the object, which differs between processes.
-        name = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(zone) if type(zone) is not timezone else str(zone))
+        name = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(zone))
+        if type(zone) is timezone:
+            # One that was given a name of its own, such as that of `astimezone()`, doesn't say its offset by it.
+            name, offset = str(zone), str(timezone(zone.utcoffset(None)))
+            name = name if name == offset else f"{name}={offset}"
     return name
 
 

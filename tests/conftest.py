@@ -7,6 +7,7 @@ import itertools
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -122,9 +123,9 @@ def start_redis(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
     """A function that starts a server of the test's own: `start_redis("valkey", "--maxmemory", "5mb")`."""
     started: list[RedisServer] = []
 
-    def start(name: str = "valkey", *args: str, wait: bool = True, port: int | None = None) -> RedisServer:
+    def start(name: str = "valkey", *args: str, wait: bool = True, **more: Any) -> RedisServer:
         directory = tmp_path / f"{name}{len(started)}"
-        server = RedisServer(require(name), directory, *args, name=directory.name, port=port)
+        server = RedisServer(require(name), directory, *args, name=directory.name, **more)
         started.append(server)
         server.start(wait=wait)
         return server

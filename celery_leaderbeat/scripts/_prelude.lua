@@ -35,6 +35,29 @@ local function whole(number)
   return string.format('%d', number)
 end
 
+-- Whether a release is newer than another, by their ranks. Those of different kinds have no order; any is newer than none.
+local function is_newer(rank, than)
+  return rank ~= '' and (than == '' or (string.sub(rank, 1, 1) == string.sub(than, 1, 1) and rank > than))
+end
+
+-- The candidate of the newest release, if that is newer than this rank: {holder, release, rank}, else nil. A replica
+-- that wasn't seen in the last three seconds is no candidate, whatever it said.
+local function newest_candidate(replicas, releases, rank)
+  local newest = nil
+  local noted = redis.call('HGETALL', releases)
+  for i = 1, #noted, 2 do
+    local readable, found = pcall(cjson.decode, noted[i + 1])
+    if readable and type(found) == 'table' and found.stands == true then
+      local seen = tonumber(redis.call('ZSCORE', replicas, noted[i]) or '') or 0
+      local theirs = tostring(found.rank or '')
+      if is_newer(theirs, newest and newest.rank or rank) and now_in_us() / 1000000 - seen < 3 then
+        newest = {holder = noted[i], release = tostring(found.release or ''), rank = theirs}
+      end
+    end
+  end
+  return newest
+end
+
 -- What is kept of an entry, nil where there is nothing that can be read.
 local function entry_of(text)
   local readable, entry = pcall(cjson.decode, text or '')
@@ -68,7 +91,8 @@ local function keep_range(key, before, range)
   if known.last == before and known.state == range.state and known.reason == range.reason then
     redis.call('ZREM', key, newest)
     range.first = known.first
-    range.count = known.count + range.count
+    -- 0 where nobody counted them.
+    range.count = known.count > 0 and range.count > 0 and known.count + range.count or 0
   end
   redis.call('ZADD', key, range.last, cjson.encode(range))
   redis.call('ZREMRANGEBYRANK', key, 0, -10001)

@@ -8,7 +8,8 @@
 -- Of an entry with an overlap policy, nothing is claimed while an earlier slot is unfinished: it is skipped, or one
 -- slot waits (it is recorded as given back). Later attempts, requests and paced slots ask again.
 -- The same batch asking again (the answer had been lost) gets the same answer, but for a slot that was skipped.
--- The last-decided slot of the entry moves forward with the claim, and never back.
+-- The last-decided slot of the entry moves forward with the claim, also where it shows that the slot was decided
+-- before, and never back.
 --
 -- KEYS  1 lease
 --       2 entries: hash of entry -> {slot, fingerprint, count, missed, skipped, open, removed}; open are the tick keys
@@ -46,7 +47,8 @@ local repeatable = {missed = true, skipped = true, failed = true, refused = true
 local function is_paused(name)
   for _, field in ipairs({name, ''}) do
     for _, span in ipairs(pauses_of(redis.call('HGET', KEYS[5], field))) do
-      if tonumber(span.since) <= now_us and (not span['until'] or tonumber(span['until']) > now_us) then
+      -- One without an end is in force, even if the clock was set back before its begin.
+      if not span['until'] or (tonumber(span.since) <= now_us and tonumber(span['until']) > now_us) then
         return true
       end
     end
@@ -59,15 +61,16 @@ local function look_at(place, slot)
   local record = redis.call('HMGET', KEYS[place], 'key', 'state', 'busy_until', 'run_until', 'on_crash', 'attempt', 'waits',
     'slot')
   local state, counts = record[2], now < (tonumber(record[3]) or 0)
+  local earlier = (tonumber(record[8]) or 0) < tonumber(slot)
   local busy = false
   if state == 'claimed' or state == 'sent' or state == 'unconfirmed' or state == 'retrying' then
     busy = counts
   elseif state == 'running' then
     busy = record[5] == 'rerun' or now < (tonumber(record[4]) or 0)
   elseif state == 'returned' then
-    busy = counts and (tonumber(record[6]) or 1) > 1
+    -- Of two that are owed the older one goes first: else each would wait for the other.
+    busy = counts and (tonumber(record[6]) or 1) > 1 and earlier
   end
-  local earlier = (tonumber(record[8]) or 0) < tonumber(slot)
   return record[1] or nil, busy, state == 'returned' and record[7] == '1', earlier
 end
 
@@ -86,6 +89,8 @@ for i = 4, #ARGV do
   if not state then
     verdict = (ahead or item.request ~= '') and 'claimed' or 'decided'
   elseif state == 'claimed' and owner == epoch and record[3] == batch then
+    -- Written again, so that who waits for replicas waits for those that have the claim.
+    redis.call('PEXPIRE', slot, LONG)
     verdict = 'repeated'
   elseif item.attempt < attempt then
     verdict = stands
@@ -116,7 +121,8 @@ for i = 4, #ARGV do
       if key and key ~= item.key and (busy or waits) then
         open[#open + 1] = key
         unfinished = unfinished or (busy and key)
-        waiting = waiting or (waits and earlier and key)
+        -- What a leader claimed that is gone goes first, since it may have been sent: the others wait for it.
+        waiting = waiting or (waits and earlier and state ~= 'claimed' and key)
       end
     end
     if item.request ~= '' and state and state ~= 'returned' and state ~= 'claimed' then
@@ -205,6 +211,12 @@ for i = 4, #ARGV do
       entry.open = open and #open > 0 and open or nil
       redis.call('HSET', KEYS[2], item.entry, cjson.encode(entry))
     end
+  elseif ahead and state and verdict ~= 'paused' and verdict ~= 'busy' and verdict ~= 'repeated' then
+    -- Decided before a clock was set back. Whoever leads next mustn't take it for one that was left out.
+    entry = entry or {count = 0, missed = 0}
+    entry.slot = item.slot
+    entry.fingerprint = item.fingerprint
+    redis.call('HSET', KEYS[2], item.entry, cjson.encode(entry))
   end
   answer[#answer + 1] = verdict == 'repeated' and 'claimed' or verdict
 end

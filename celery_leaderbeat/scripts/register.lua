@@ -1,10 +1,9 @@
 -- Decides from which slot entries go on, and writes it for those that are new, have changed or are gone.
 --
--- A new entry, and one whose schedule has another fingerprint, counts from now: its first slot is its next
--- one. What the old schedule had due and undecided is skipped. A stored slot that lies beyond the horizon was written
--- by a clock that had jumped; it is reset to now.
--- An entry that the schedule no longer has is marked as removed, and forgotten once the mark is older than
--- the limit; one that comes back with the same fingerprint goes on where it was.
+-- A new entry, one whose schedule has another fingerprint, and one that comes back after it was removed count from
+-- now: their first slot is their next one. What was due before and undecided is skipped. A stored slot that lies
+-- beyond the horizon was written by a clock that had jumped; it is reset to now.
+-- An entry that the schedule no longer has is marked as removed, and forgotten once the mark is older than the limit.
 -- Which fingerprint was in force when is kept too, so that the slots of a time can be computed later.
 -- Where the ledger has lost data, what the leader remembers is put back first: the later of two last decided slots
 -- counts, so that it never moves back. Slots that may have been sent, and nobody knows, are missed.
@@ -22,7 +21,8 @@
 --       6, … for each entry: its name, its fingerprint ('' if the schedule no longer has it), what is remembered of it
 --         (as in `entries`, '' for nothing), and the slots that may have been sent ({first, last, count}, '' for none)
 -- Returns  {0, lease value}      no longer the leader; nothing was written
---          {1, kind, slot, …}    for each entry: kept, restored, new, changed, reset, removed or forgotten; slot in µs
+--          {1, kind, slot, …}    for each entry: kept, new, changed, restored (it was removed), recalled (it was lost), reset,
+--                                removed or forgotten; slot in µs
 
 local held = redis.call('GET', KEYS[1])
 if held ~= ARGV[1] then
@@ -36,10 +36,9 @@ local function define(name, fingerprint, since)
   local readable, known = pcall(cjson.decode, redis.call('HGET', KEYS[3], name) or '[]')
   known = readable and type(known) == 'table' and known or {}
   local latest = known[#known]
-  if latest and latest.fingerprint == fingerprint then
-    latest['until'] = nil
-    if tonumber(latest.since) > tonumber(now) then
-      latest.since = now
+  if latest and latest.fingerprint == fingerprint and not latest['until'] then
+    if tonumber(latest.since) > tonumber(since) then
+      latest.since = since
     end
   else
     if latest and not latest['until'] then
@@ -60,19 +59,19 @@ end
 for i = 6, #ARGV, 4 do
   local name, fingerprint, unsent = ARGV[i], ARGV[i + 1], KEYS[5 + (i - 6) / 4]
   local known, remembered = entry_of(redis.call('HGET', KEYS[2], name)), entry_of(ARGV[i + 2])
-  local restored = false
+  local recalled = false
   if remembered and (not known or tonumber(known.slot) < tonumber(remembered.slot)) then
     if known then
       keep_range(unsent, known.slot, {state = 'forgotten', first = whole(tonumber(known.slot) + 1), last = remembered.slot,
         count = 0, reason = 'Redis has lost its record'})
     end
-    known, restored = remembered, true
+    known, recalled = remembered, true
   end
   local entry = known or {slot = now, count = 0, missed = 0}
   local lost = ARGV[i + 3] ~= '' and cjson.decode(ARGV[i + 3])
   local since = entry.slot
   if lost and tonumber(entry.slot) < tonumber(lost.last) then
-    restored = true
+    recalled = true
     keep_range(unsent, entry.slot,
       {state = 'missed', first = lost.first, last = lost.last, count = lost.count, reason = ARGV[5]})
     entry.slot = lost.last
@@ -90,20 +89,31 @@ for i = 6, #ARGV, 4 do
       kind = 'forgotten'
     end
   else
+    local why = nil
     if not known then
       kind = 'new'
     elseif entry.fingerprint ~= fingerprint then
-      kind = 'changed'
-      if tonumber(entry.slot) < tonumber(now) then
-        entry.slot = now
-        keep_range(unsent, decided, {state = 'skipped', first = whole(tonumber(decided) + 1), last = now, count = 0,
-          reason = 'its schedule changed before it was sent'})
-      end
+      kind, why = 'changed', 'its schedule changed before it was sent'
+    elseif entry.removed then
+      kind, why = 'restored', 'its entry was removed before it was sent'
+    end
+    if why and tonumber(entry.slot) < tonumber(now) then
+      entry.slot = now
+      keep_range(unsent, decided, {state = 'skipped', first = whole(tonumber(decided) + 1), last = now, count = 0,
+        reason = why})
     end
     if tonumber(entry.slot) > horizon then
       kind = 'reset'
       entry.slot = now
-      redis.call('ZREMRANGEBYSCORE', unsent, '(' .. now, '+inf')
+      -- What was missed in the time to come will be decided about anew; what lies before stays explained.
+      for _, text in ipairs(redis.call('ZRANGEBYSCORE', unsent, '(' .. now, '+inf')) do
+        local readable, range = pcall(cjson.decode, text)
+        redis.call('ZREM', unsent, text)
+        if readable and type(range) == 'table' and (tonumber(range.first) or math.huge) <= tonumber(now) then
+          range.last, range.count = now, 0
+          redis.call('ZADD', unsent, now, cjson.encode(range))
+        end
+      end
     end
     entry.fingerprint = fingerprint
     entry.removed = nil
@@ -115,7 +125,7 @@ for i = 6, #ARGV, 4 do
     redis.call('HSET', KEYS[2], name, cjson.encode(entry))
     define(name, fingerprint, kind == 'kept' and since or now)
   end
-  kind = kind == 'kept' and restored and 'restored' or kind
+  kind = kind == 'kept' and recalled and 'recalled' or kind
   if kind ~= 'kept' then
     event('defined', 'entry', name, 'kind', kind, 'schedule', fingerprint)
   end

@@ -7,6 +7,7 @@
 --       2 channel on which standbys wait
 --       3 epoch of the term
 --       4 reason
+--       5 '1' in a cluster, whose channels may be sharded
 -- Returns  1 released, 0 the lease was not ours
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
@@ -15,5 +16,9 @@ end
 redis.call('DEL', KEYS[1])
 redis.call('SET', KEYS[2], ARGV[3])
 redis.call('PUBLISH', ARGV[2], 'released')
+if ARGV[5] == '1' then
+  -- Older servers don't know it, and their channels are all plain.
+  redis.pcall('SPUBLISH', ARGV[2], 'released')
+end
 event('released', 'epoch', ARGV[3], 'reason', ARGV[4])
 return 1

@@ -13,6 +13,7 @@ from celery import Celery
 from celery_leaderbeat.ledger import Ledger
 from celery_leaderbeat.orders import Orders
 from celery_leaderbeat.records import Claim, SlotRecord, UnsentRange, Verdict
+from celery_leaderbeat.release import Release
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.store import Keys
 from celery_leaderbeat.term import Term
@@ -74,15 +75,62 @@ class Ground:
         highest: int = 0,
         app: str = "proj",
         takes_over: str = "",
+        release: str = "",
+        insists: bool = False,
         **attributes: Any,
     ) -> list[Any]:
         """The answer of `elect`."""
         answer: list[Any] = self.store.run(
             "elect",
-            [self.keys.lease, self.keys.epoch, self.keys.app, self.keys.released],
-            [holder, ttl, highest, app, json.dumps(attributes), takes_over],
+            [
+                self.keys.lease,
+                self.keys.epoch,
+                self.keys.app,
+                self.keys.released,
+                self.keys.replicas,
+                self.keys.releases,
+            ],
+            [
+                holder,
+                ttl,
+                highest,
+                app,
+                json.dumps({**attributes, **({"release": release} if release else {})}),
+                takes_over,
+                Release.read(release or None).rank,
+                int(insists),
+            ],
         )
         return answer
+
+    def announce(
+        self,
+        holder: str,
+        release: str = "",
+        *,
+        stands: bool = True,
+        app: str = "proj",
+        lifetime: float = 15.0,
+    ) -> list[Any]:
+        """The answer of `announce`."""
+        answer: list[Any] = self.store.run(
+            "announce",
+            [self.keys.replicas, self.keys.releases, self.keys.app],
+            [
+                holder,
+                lifetime,
+                app,
+                release,
+                Release.read(release or None).rank,
+                int(stands),
+                self.keys.wake,
+            ],
+        )
+        return answer
+
+    def unseen(self, holder: str, seconds: float) -> None:
+        """So many seconds have passed since the replica was seen."""
+        self.client.zincrby(self.keys.replicas, -seconds, holder)
 
     def elect(self, holder: str = "one", **options: Any) -> Term:
         """A term that has just been won."""

@@ -153,8 +153,15 @@ class Images:
     def _elect(self, holder: str, highest: int, takes_over: str) -> tuple[str, str]:
         kind, value, *_ = self._store.run(
             "elect",
-            [self._keys.lease, self._keys.epoch, self._keys.app, self._keys.released],
-            [holder, 600_000, highest, "proj", "{}", takes_over],
+            [
+                self._keys.lease,
+                self._keys.epoch,
+                self._keys.app,
+                self._keys.released,
+                self._keys.replicas,
+                self._keys.releases,
+            ],
+            [holder, 600_000, highest, "proj", "{}", takes_over, "", 0],
         )
         return kind, _timeless(value)
 

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from celery_leaderbeat.ledger import NotLeading
-from tests.protocol.ground import ENTRY, FINGERPRINT, Ground
+from celery_leaderbeat.tick import slot_to_us
+from tests.protocol.ground import ENTRY, FINGERPRINT, Ground, slot
 
 
 def _now_in(ground: Ground, state: str) -> int:
@@ -48,6 +49,16 @@ def test_a_claim_writes_record_last_decided_slot_and_sweep_list_in_one_step(grou
     assert ground.is_kept_long(1)
     ground.confirm(term.epoch, 1)
     assert 80_000 < ground.ttl(1) <= 90_000
+
+
+def test_a_claim_that_is_asked_for_again_is_written_again_for_those_who_wait_for_replicas(
+    ground: Ground,
+) -> None:
+    term = ground.elect()
+    ground.claim(term, 1)
+    ground.client.pexpire(ground.keys.slot(ground.key(1)), 60_000)
+    assert ground.ask(term, 1) == ["claimed"]
+    assert ground.is_kept_long(1), "what is written is replicated, with all that was written before"
 
 
 @pytest.mark.parametrize("on_crash", ["auto", "skip", "rerun"])
@@ -202,6 +213,33 @@ def test_the_last_decided_slot_stays_when_an_earlier_slot_is_claimed_again(groun
     assert ground.ask(term, 1, batch="next") == ["claimed"]
     assert ground.last_decided() == 3
     assert ground.ledger.entries()[ENTRY].count == 3
+
+
+@pytest.mark.parametrize("state", ["claimed", "sent", "running", "done", "failed", "missed", "unconfirmed"])
+def test_a_slot_that_was_decided_before_a_clock_was_set_back_moves_the_last_decided_slot_on_again(
+    ground: Ground, state: str
+) -> None:
+    epoch = _now_in(ground, state)
+    term = ground.next_term()
+    before = ground.ledger.entries()[ENTRY]
+    ground.client.hset(
+        ground.keys.entries,
+        ENTRY,
+        json.dumps({"slot": str(slot_to_us(slot(0))), "fingerprint": FINGERPRINT, "count": before.count}),
+    )
+    held = "held" if state == "claimed" else state
+    assert ground.ask(term, 1) == [held]
+    after = ground.ledger.entries()[ENTRY]
+    assert (ground.last_decided(), after.count) == (1, before.count)
+    assert ground.record(1).epoch == epoch
+
+
+def test_a_slot_that_has_to_wait_moves_no_last_decided_slot(ground: Ground) -> None:
+    term = ground.elect()
+    ground.claim(term, 1, overlap="skip")
+    ground.confirm(term.epoch, 1)
+    assert ground.ask(term, 2, batch="other", overlap="skip", paced=True) == ["busy"]
+    assert ground.last_decided() == 1
 
 
 def test_the_slots_of_one_batch_move_the_last_decided_slot_to_the_newest(ground: Ground) -> None:

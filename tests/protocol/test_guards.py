@@ -28,6 +28,7 @@ from tests.protocol import (
     test_overlap,
     test_pause,
     test_register,
+    test_releases,
     test_requests,
     test_write_off,
 )
@@ -39,13 +40,14 @@ from tests.protocol.images import Images
 from tests.protocol.world import Violation
 from tests.support.servers import RedisServer
 
-_CONTRACTS = {
+CONTRACTS = {
+    "announce": (test_releases,),
     "begin": (test_begin, test_crash),
     "claim": (test_claim, test_overlap, test_pause, test_requests),
     "confirm": (test_confirm,),
     "crash": (test_crash,),
     "doubt": (test_write_off,),
-    "elect": (test_election, test_events),
+    "elect": (test_election, test_events, test_releases),
     "finish": (test_finish, test_crash),
     "give_back": (test_confirm,),
     "pause": (test_pause,),
@@ -84,7 +86,7 @@ def _contract(module: ModuleType) -> Iterator[tuple[str, Callable[[Ground], None
                 yield name, functools.partial(function, **arguments)
 
 
-def _contract_that_fails(server: RedisServer, modules: Iterable[ModuleType]) -> str | None:
+def contract_that_fails(server: RedisServer, modules: Iterable[ModuleType]) -> str | None:
     """The first contract test that fails; those that look at a whole table last."""
     ground = Ground(server.url(), server.client())
     checks = itertools.chain.from_iterable(map(_contract, modules))
@@ -123,7 +125,7 @@ def test_without_this_guard_a_guarantee_breaks(
         store_module, "_source", lambda name: removed if name == guard.script else source(name)
     )
 
-    contract = _contract_that_fails(one_server, _CONTRACTS[guard.script])
+    contract = contract_that_fails(one_server, CONTRACTS[guard.script])
     story: Violation | None = None
     if guard.rules is not None:
         images = Images(one_server.url(EXPLORED_DB), one_server.client(EXPLORED_DB), memory)

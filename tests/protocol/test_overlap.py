@@ -291,6 +291,22 @@ def test_what_is_owed_is_neither_skipped_nor_waits_but_asks_again(
     assert _ask(ground, term, number, overlap, batch="owed", **options) == "claimed"
 
 
+@pytest.mark.parametrize("overlap", POLICIES)
+def test_of_two_slots_that_are_owed_the_older_one_goes_first(ground: Ground, overlap: str) -> None:
+    term = ground.elect()
+    policy = {"on_crash": "rerun", "max_attempts": 3}
+    _ask(ground, term, 2, overlap, **policy)
+    ground.start(2, term.epoch)
+    ground.let_run_lease_end(2)
+    ground.crash(term, 2)
+    older = {"request": "q", **policy}
+    assert _ask(ground, term, 1, overlap, **older) == "claimed"
+    assert _ask(ground, term, 2, overlap, batch="again", attempt=2, **policy) == "busy"
+    ground.start(1, term.epoch, "r1")
+    ground.finish(1, "r1")
+    assert _ask(ground, term, 2, overlap, batch="again", attempt=2, **policy) == "claimed"
+
+
 @pytest.mark.parametrize("held_by", ["busy", "paused"])
 def test_the_record_of_what_is_to_be_run_again_does_not_expire_while_it_is_asked_for(
     ground: Ground, held_by: str
@@ -354,6 +370,19 @@ def test_a_slot_that_a_dead_leader_claimed_goes_before_the_one_that_waits_for_it
     assert _ask(ground, term, 2, "queue", prefer="duplicate") == "waiting"
     assert _ask(ground, term, 1, "queue", batch="again", prefer="duplicate") == "claimed"
     assert _ask(ground, term, 2, "queue", batch="later", prefer="duplicate") == "waiting"
+
+
+def test_nor_does_it_wait_for_an_earlier_slot_that_waits_for_it(ground: Ground) -> None:
+    term = ground.elect()
+    ground.claim(term, 1, prefer="duplicate")
+    ground.give_back(term.epoch, 1)
+    assert _ask(ground, term, 2, "queue", prefer="duplicate") == "claimed"
+    term = ground.next_term()
+    assert _ask(ground, term, 1, "queue", batch="waits", prefer="duplicate") == "waiting"
+    assert _ask(ground, term, 2, "queue", batch="again", prefer="duplicate") == "claimed"
+    ground.start(2, term.epoch)
+    ground.finish(2)
+    assert _ask(ground, term, 1, "queue", batch="turn", prefer="duplicate") == "claimed"
 
 
 def test_a_slot_whose_leader_died_before_it_said_anything_is_not_waited_for(ground: Ground) -> None:

@@ -55,9 +55,17 @@ def test_a_pause_that_is_over_holds_nothing_back(ground: Ground, paused: str, by
 
 
 def test_a_pause_that_has_not_begun_holds_nothing_back(ground: Ground) -> None:
+    later, end = str(_now_us(ground) + 60_000_000), str(_now_us(ground) + 120_000_000)
+    ground.client.hset(ground.keys.paused, ENTRY, json.dumps([{"since": later, "until": end}]))
+    assert ground.ask(ground.elect(), 1) == ["claimed"]
+
+
+def test_a_pause_without_an_end_holds_back_although_the_clock_was_set_back_before_its_begin(
+    ground: Ground,
+) -> None:
     later = str(_now_us(ground) + 60_000_000)
     ground.client.hset(ground.keys.paused, ENTRY, json.dumps([{"since": later}]))
-    assert ground.ask(ground.elect(), 1) == ["claimed"]
+    assert ground.ask(ground.elect(), 1) == ["paused"]
 
 
 def test_a_pause_of_one_entry_holds_no_other_back(ground: Ground) -> None:

@@ -59,14 +59,21 @@ def test_a_slot_that_is_a_little_ahead_is_no_jump(ground: Ground) -> None:
     assert ground.ledger.register(term, {ENTRY: "f"}, NOW)[ENTRY][0] == "kept"
 
 
-def test_an_entry_that_comes_back_within_a_week_goes_on_where_it_was(ground: Ground) -> None:
+def test_an_entry_that_comes_back_within_a_week_counts_from_then_on_and_keeps_its_totals(
+    ground: Ground,
+) -> None:
     term = ground.elect()
-    ground.ledger.register(term, {ENTRY: "f"}, NOW)
-    assert ground.ledger.register(term, {}, NOW)[ENTRY][0] == "removed"
+    ground.ledger.register(term, {ENTRY: FINGERPRINT}, slot(0))
+    ground.claim(term, 1)
+    assert ground.ledger.register(term, {}, slot(2))[ENTRY][0] == "removed"
     assert ground.ledger.entries()[ENTRY].removed
-    back = ground.ledger.register(term, {ENTRY: "f"}, NOW + timedelta(days=6))
-    assert back == {ENTRY: ("kept", NOW)}
-    assert not ground.ledger.entries()[ENTRY].removed
+    later = slot(6 * 1440)
+    assert ground.ledger.register(term, {ENTRY: FINGERPRINT}, later) == {ENTRY: ("restored", later)}
+    entry = ground.ledger.entries()[ENTRY]
+    assert not entry.removed
+    assert (entry.slot, entry.count) == (later, 1)
+    assert ground.ranges() == [("skipped", 1, 6 * 1440, 0, "its entry was removed before it was sent")]
+    assert ground.ledger.register(term, {ENTRY: FINGERPRINT}, slot(7 * 1440))[ENTRY] == ("kept", later)
 
 
 def test_an_entry_that_stays_away_is_forgotten_and_is_new_when_it_comes_back(ground: Ground) -> None:
@@ -122,6 +129,12 @@ def test_an_entry_that_is_kept_keeps_its_definition(ground: Ground) -> None:
     assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(10))]
 
 
+def test_a_request_that_comes_late_does_not_date_a_definition_back(ground: Ground) -> None:
+    _register(ground, 10, "f")
+    assert _register(ground, 9, "f") == "kept"
+    assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(10))]
+
+
 def test_a_changed_schedule_ends_one_definition_and_begins_another(ground: Ground) -> None:
     for now, fingerprint in ((10, "f"), (20, "g"), (30, "f")):
         _register(ground, now, fingerprint)
@@ -158,12 +171,16 @@ def test_a_removed_entry_ends_its_definition_with_the_first_look(ground: Ground)
     assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(10), slot(20))]
 
 
-def test_an_entry_that_comes_back_was_defined_all_the_time(ground: Ground) -> None:
-    """It goes on where it was: what came due meanwhile is caught up, or missed."""
+def test_an_entry_that_comes_back_is_defined_again_from_then_on(ground: Ground) -> None:
+    """No schedule called for what came due meanwhile."""
     _register(ground, 10, "f")
     _register(ground, 20)
-    assert _register(ground, 30, "f") == "kept"
-    assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(10))]
+    assert _register(ground, 30, "f") == "restored"
+    assert _register(ground, 40, "f") == "kept"
+    assert ground.ledger.definitions(ENTRY) == [
+        Definition("f", slot(10), slot(20)),
+        Definition("f", slot(30)),
+    ]
 
 
 def test_an_entry_that_comes_back_with_another_schedule_is_defined_from_then_on(ground: Ground) -> None:
@@ -198,6 +215,17 @@ def test_a_reset_entry_is_defined_from_now_on_and_has_no_ranges_of_the_time_to_c
     assert ground.ranges() == [("missed", 2, 5, 4, "too late")]
 
 
+def test_what_a_jumped_clock_had_missed_before_now_stays_explained_after_the_reset(ground: Ground) -> None:
+    _register(ground, 1, "f")
+    term = _leading(ground)
+    ground.miss(term, 5, 3, reason="too late")
+    ground.miss(term, 10_000, 9_995, reason="a clock had jumped")
+    assert _register(ground, 20, "f") == "reset"
+    assert ground.ranges() == [("missed", 3, 5, 3, "too late"), ("missed", 6, 20, 0, "a clock had jumped")]
+    ground.miss(term, 22, 2, reason="a clock had jumped")
+    assert ground.ranges()[1:] == [("missed", 6, 22, 0, "a clock had jumped")]
+
+
 def test_a_definition_from_the_time_to_come_begins_now_with_the_reset(ground: Ground) -> None:
     _register(ground, 10_000, "f")
     assert _register(ground, 10, "f") == "reset"
@@ -205,18 +233,18 @@ def test_a_definition_from_the_time_to_come_begins_now_with_the_reset(ground: Gr
 
 
 @pytest.mark.parametrize("damage", ["gone", "not JSON", "5"])
-def test_a_kept_entry_without_definitions_gets_one_from_its_last_decided_slot_on(
-    ground: Ground, damage: str
-) -> None:
+def test_an_entry_without_definitions_gets_one_from_where_it_goes_on(ground: Ground, damage: str) -> None:
     _register(ground, 10, "f")
     if damage == "gone":
         ground.client.delete(ground.keys.definitions)
-    else:
-        # What is there is looked into when the entry goes, or changes.
-        ground.client.hset(ground.keys.definitions, ENTRY, damage)
-        _register(ground, 11)
-    assert _register(ground, 12, "f") == "kept"
-    assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(10))]
+        assert _register(ground, 12, "f") == "kept"
+        assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(10))]
+        return
+    # What is there is looked into when the entry goes, comes back or changes.
+    ground.client.hset(ground.keys.definitions, ENTRY, damage)
+    _register(ground, 11)
+    assert _register(ground, 12, "f") == "restored"
+    assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(12))]
 
 
 def test_fifty_definitions_are_kept_of_an_entry(ground: Ground) -> None:
@@ -272,7 +300,7 @@ def _recall(ground: Ground, now: int, recalled: Recalled, fingerprint: str = "f"
 
 def test_an_entry_that_is_gone_goes_on_where_it_is_remembered(ground: Ground) -> None:
     record = _text(7, count=5, missed=2, skipped=1, open=["nightly@x"])
-    assert _recall(ground, 10, Recalled(record)) == ("restored", 7)
+    assert _recall(ground, 10, Recalled(record)) == ("recalled", 7)
     entry = ground.ledger.entries()[ENTRY]
     assert (entry.count, entry.missed, entry.skipped, entry.open) == (5, 2, 1, ("nightly@x",))
     assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(7))]
@@ -281,7 +309,7 @@ def test_an_entry_that_is_gone_goes_on_where_it_is_remembered(ground: Ground) ->
 
 def test_an_entry_that_fell_behind_goes_on_where_it_is_remembered(ground: Ground) -> None:
     _register(ground, 3, "f")
-    assert _recall(ground, 10, Recalled(_text(7))) == ("restored", 7)
+    assert _recall(ground, 10, Recalled(_text(7))) == ("recalled", 7)
     assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(3))]
     # What was decided in between has lost its records, and is explained all the same.
     ends = {found.end for found in ground.ledger.audit(ENTRY, slot(3), slot(7), timedelta(minutes=1)).slots}
@@ -312,13 +340,13 @@ def test_an_entry_that_the_schedule_does_not_have_comes_back_as_removed(ground: 
 
 def test_the_time_of_a_removal_is_remembered(ground: Ground) -> None:
     removed = str(slot_to_us(slot(5)))
-    assert _recall(ground, 10, Recalled(_text(4, removed=removed)), "") == ("restored", 4)
+    assert _recall(ground, 10, Recalled(_text(4, removed=removed)), "") == ("recalled", 4)
     assert ground.ledger.entries()[ENTRY].removed == slot(5)
 
 
 def test_slots_that_may_have_been_sent_are_missed_and_never_claimed_again(ground: Ground) -> None:
     known = Recalled(_text(3, missed=1), slot(4), slot(6), 3)
-    assert _recall(ground, 10, known) == ("restored", 6)
+    assert _recall(ground, 10, known) == ("recalled", 6)
     assert ground.ranges() == [("missed", 4, 6, 3, LOST)]
     assert ground.ledger.entries()[ENTRY].missed == 4
     assert ground.ledger.counts() == {"missed": 3}
@@ -339,7 +367,7 @@ def test_slots_that_may_have_been_sent_are_missed_once(ground: Ground) -> None:
 
 def test_slots_that_may_have_been_sent_are_missed_of_an_entry_that_was_not_lost(ground: Ground) -> None:
     _register(ground, 3, "f")
-    assert _recall(ground, 10, Recalled("", slot(4), slot(6), 3)) == ("restored", 6)
+    assert _recall(ground, 10, Recalled("", slot(4), slot(6), 3)) == ("recalled", 6)
     assert ground.ranges() == [("missed", 4, 6, 3, LOST)]
 
 

@@ -31,6 +31,10 @@ class Replica:
         self.process.alive = False
         self._stopping = False
 
+    def set_clock(self, ahead: float) -> None:
+        """Set the wall clock of its host: so many seconds ahead of the world's."""
+        self._clock.skew = ahead
+
     def start(self) -> None:
         """Start the process, as a new one."""
         self.process = Process(self.name, "beat")
@@ -47,11 +51,21 @@ class Replica:
         scheduler = Scheduler(app=world.app, clock=self._clock)
         while not self._stopping:
             pause = scheduler.tick()
+            self._look_at_trust(scheduler)
             world.hub.sleep(max(pause, _SHORTEST_PAUSE))
         world.note("stops")
         scheduler.close()
         world.note("has stopped")
         world.kill(self.process)
+
+    def _look_at_trust(self, scheduler: Scheduler) -> None:
+        """Whether this replica would still take itself for the leader when its lease is over."""
+        lease = scheduler._running.elector._lease if scheduler._running is not None else None
+        term = lease.trusted() if lease is not None else None
+        if lease is not None and term is not None:
+            hub = self._world.hub
+            until = hub.now + round((lease.until - self._clock.monotonic()) * 1e6)
+            self._world.journal.relied_on(term.value, until, hub.process)
 
 
 def sim_publisher(world: World) -> type:
@@ -96,9 +110,14 @@ def sim_publisher(world: World) -> type:
                 return Outcome("unreachable", "no connection")
             if not allowed():
                 return Outcome("unsent", "this replica no longer leads")
+            world.journal.trusted(message.key, message.stamp.epoch)
             if not message.sending.take():
                 return Outcome("unsent", "it was given up")
+            allowed_at, process = hub.now, hub.process
+            hub.pause(world.faults.publish_takes(self.patience))
             hub.point(f"before the publish of {message.key}")
+            assert process is not None
+            world.journal.published(message.key, process, allowed_at)
             if fault == "unknown, arrives late":
                 world.note(f"the publish of {message.key} hangs")
                 hub.after(self.patience + world.rng.uniform(0, 30), lambda: self._send(message))

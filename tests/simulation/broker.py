@@ -141,6 +141,11 @@ class Broker:
             if delivery.worker is worker:
                 self._hub.after(after, lambda delivery=delivery: self._restore(delivery))
 
+    def deliver_again(self) -> None:
+        """Take the worker of one of the messages that are out for gone; it lives."""
+        if self._out:
+            self._restore(self._out[self._world.rng.randrange(len(self._out))])
+
     def _close(self, delivery: Delivery) -> bool:
         was_open, delivery.open = delivery.open, False
         if was_open:

@@ -24,6 +24,14 @@ class Faults:
         """Seconds that one way to Redis takes."""
         return 0.0
 
+    def request_takes(self, timeout: float) -> float:
+        """Seconds that a request takes besides, less than `timeout`."""
+        return 0.0
+
+    def answer_takes(self, timeout: float) -> float:
+        """Seconds that an answer takes besides, less than `timeout`."""
+        return 0.0
+
     def unreachable(self, timeout: float) -> float | None:
         """None where Redis is in reach; else the seconds after which that is known."""
         return None
@@ -39,6 +47,10 @@ class Faults:
     def publish(self) -> Publish:
         """What happens to a leader's message on its way to the broker."""
         return ""
+
+    def publish_takes(self, patience: float) -> float:
+        """Seconds that a message takes on its way to the broker, less than `patience`."""
+        return 0.0
 
     def point(self, process: Process, what: str) -> None:
         """Kill or freeze the process at this point, or don't."""

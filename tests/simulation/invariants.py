@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -35,20 +36,27 @@ class Verdict:
         return ", ".join(f"{count} {end}" for end, count in sorted(self.ends.items()))
 
 
-def judge(world: World, until: datetime) -> Verdict:
-    """Judge the slots of all entries up to a time. What comes later is under way, and may look like anything."""
+def judge(world: World, until: datetime, after: datetime | None = None) -> Verdict:
+    """Judge the slots of all entries up to a time. What comes later is under way, and may look like anything.
+
+    Slots up to `after` aren't judged: Redis has lost what it knew of them.
+    """
     verdict = Verdict(broken=[*world.journal.violations, *world.journal.troubles])
     runs: defaultdict[str, list[Run]] = defaultdict(list)
     for run in world.journal.runs.values():
         runs[run.key].append(run)
     since = datetime.fromtimestamp(BEGAN / 1e6 - 1, timezone.utc)
     ledger = world.ledger()
+    # Nothing happens while the world is judged.
+    ledger.events = functools.cache(ledger.events)  # type: ignore[method-assign]
     for name, entry in world.schedule.items():
         audit = ledger.audit(name, since, until)
         verdict.ends.update(audit.counts)
         verdict.broken += _uncounted(name, entry, audit)
         held_up = False
         for slot in audit.slots:
+            if after is not None and slot.slot <= after:
+                continue
             judged = _Slot(slot, entry, world.journal, runs[slot.key], held_up)
             held_up = held_up or judged.holds_up
             verdict.broken += [f"{slot.key} ({slot.end}: {slot.reason}): {what}" for what in judged.broken()]
@@ -63,7 +71,8 @@ def _uncounted(name: str, entry: Mapping[str, Any], audit: Audit) -> Iterator[st
     elif isinstance(entry["schedule"], (int, float, timedelta)):
         period = slot_to_us(datetime.fromtimestamp(0, timezone.utc) + _as_delta(entry["schedule"]))
         first, last = slot_to_us(audit.known_since), slot_to_us(audit.until)
-        wanted = last // period - first // period
+        # What Redis lost, it may have learnt again only after the time that is judged.
+        wanted = max(last // period - first // period, 0)
         found = sum(slot.called_for for slot in audit.slots)
         if wanted != found:
             yield f"{name}: {wanted} slots were called for, and the audit has {found}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -73,6 +73,7 @@ class Journal:
         doubtful: slots of which a leader didn't know at some time whether they were sent.
         troubles: what the package itself didn't count on.
         violations: guarantees that were broken before everybody's eyes.
+        elected_at: when somebody was elected the last time, in µs.
     """
 
     hub: Hub
@@ -83,8 +84,13 @@ class Journal:
     exclusive: set[str] = field(default_factory=set)
     doubtful: set[str] = field(default_factory=set)
     _attempts: dict[str, int] = field(default_factory=dict)
+    _claims: dict[str, int] = field(default_factory=dict)
+    _decided: dict[str, datetime] = field(default_factory=dict)
     _lease: tuple[str, int] = ("", 0)
     _epoch: int = 0
+    elected_at: int = 0
+    _given_up: dict[str, int] = field(default_factory=dict)
+    _emptied: set[int] = field(default_factory=set)
     _latest: defaultdict[str, deque[Body]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=8))
     )
@@ -153,6 +159,11 @@ class Journal:
             self.note(process or "late", f"{script} {slots or ''} -> {answer}")
             if script in ("elect", "renew", "release"):
                 self._lead(script, args, answer)
+            if script == "doubt":
+                given_up = [
+                    key for key, state in zip(slots, answer[1:], strict=False) if state == "unconfirmed"
+                ]
+                self._given_up.update(dict.fromkeys(given_up, self.hub.now))
             if not _DOUBTS.isdisjoint(map(str, answer if isinstance(answer, list) else ())):
                 self.doubtful.update(slots)
 
@@ -161,10 +172,15 @@ class Journal:
             epoch = Term.read(answer[1]).epoch
             if epoch <= self._epoch:
                 self.violate(f"epoch {epoch} follows epoch {self._epoch}")
+            self.elected_at = self.hub.now
             self._epoch, self._lease = epoch, (answer[1], self._lease_end(args[1]))
         elif script == "renew" and answer[0] == 1:
+            if args[0] != self._lease[0]:
+                self.violate(f"a lease was renewed for {args[0]}, who doesn't hold it")
             self._lease = (args[0], self._lease_end(args[1]))
         elif script == "release" and answer == 1:
+            if args[0] != self._lease[0]:
+                self.violate(f"a lease was released for {args[0]}, who doesn't hold it")
             self._lease = ("", 0)
 
     def _claim(
@@ -180,6 +196,11 @@ class Journal:
             if found == "claimed":
                 item = json.loads(text)
                 self._attempts[item["key"]] = item["attempt"]
+                self._claims[item["key"]] = int(args[1])
+                if item["attempt"] > item["max_attempts"] and not item["request"]:
+                    self.violate(
+                        f"{item['key']} is claimed as attempt {item['attempt']} of {item['max_attempts']}"
+                    )
 
     def _begin(self, process: Process | None, args: Sequence[Any], answer: Any) -> None:
         run, key = str(args[0]), str(args[9])
@@ -188,6 +209,10 @@ class Journal:
             return
         if int(args[2]) < self._attempts.get(key, 1):
             self.violate(f"{key} is begun as attempt {args[2]}, and attempt {self._attempts[key]} is claimed")
+        if answer[1] in ("claimed", "sent", "unconfirmed") and int(args[1]) < self._claims.get(key, 0):
+            self.violate(
+                f"{key} is begun under epoch {args[1]}, and epoch {self._claims[key]} has claimed it"
+            )
         until = self._lease_end(args[6])
         if run in self.runs:
             self.runs[run].leased_until = until
@@ -214,6 +239,47 @@ class Journal:
             run.ended, run.ended_at = str(args[1]), self.hub.now
         else:
             self.violate(f"{key} is {state}, and its run {run.id} was told that its end, {args[1]}, counts")
+
+    def emptied(self) -> None:
+        """Redis has lost everything: nothing that it had granted stands any more."""
+        self._emptied.add(self._epoch)
+        self._lease = ("", 0)
+        self._attempts.clear()
+        self._claims.clear()
+        self._decided.clear()
+        self.doubtful.update(self.bodies, self.sent)
+        for run in self.runs.values():
+            run.leased_until = min(run.leased_until, self.hub.now)
+
+    def relied_on(self, lease: str, until: int, by: object) -> None:
+        """A replica would rely on its lease until this time."""
+        if lease == self._lease[0] and until > self._lease[1]:
+            self.violate(
+                f"{by} relies on its lease for {(until - self._lease[1]) / 1e6:.6f} s beyond its end"
+            )
+
+    def decided(self, last: Mapping[str, datetime]) -> None:
+        """The last-decided slots of the entries, as they are now: they never move back."""
+        for entry, slot in last.items():
+            if slot < self._decided.get(entry, slot):
+                self.violate(f"the last-decided slot of {entry} has moved back to {slot}")
+        self._decided = dict(last)
+
+    def published(self, key: str, by: Process, since: int) -> None:
+        """A leader, which was allowed to at `since`, publishes.
+
+        By then nobody may have said that the slot is missed, except where the leader was frozen in the meantime.
+        """
+        if key in self._given_up and by.frozen_until <= since:
+            self.violate(f"{key} is published, and counts as missed already")
+
+    def trusted(self, key: str, epoch: int) -> None:
+        """A leader relies on its own clock for being the leader, and is about to publish."""
+        leads = Term.read(self._lease[0]).epoch if self._lease[0] else 0
+        if epoch in self._emptied:
+            return
+        if leads != epoch or self._lease[1] <= self.hub.now:
+            self.violate(f"{key} is published by who trusts in epoch {epoch}, and its lease is over")
 
     # -- effects -------------------------------------------------------------------------------------------
 

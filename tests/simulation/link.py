@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["sim_store"]
 
 #: Scripts beside which a crash shows nothing that it doesn't show elsewhere.
-_DULL = ("renew",)
+_DULL = ("announce", "renew")
 
 
 class _Client:
@@ -47,6 +47,8 @@ def sim_store(world: World) -> type[Store]:
         def __init__(self, settings: Any, timeout: float = 5.0) -> None:
             super().__init__(settings, timeout)
             self._client = _Client(self._client, self)
+            self._translate = self._translated
+            self._translated = self._on_the_way  # type: ignore[assignment]
             self._timeout = timeout
             self._running: tuple[str, Sequence[Any], Sequence[Any]] | None = None
 
@@ -59,8 +61,10 @@ def sim_store(world: World) -> type[Store]:
                 delay = self._timeout + world.rng.uniform(0.0, 10.0)
                 hub.after(delay, lambda: self._execute(script, keys, args))
                 self._give_up(script)
+            took = faults.request_takes(self._timeout)
+            hub.pause(took)
             answer = self._execute(script, keys, args)
-            self._come_back(script)
+            self._come_back(script, self._timeout - took)
             return answer
 
         def answered(self, answer: Any) -> None:
@@ -81,11 +85,11 @@ def sim_store(world: World) -> type[Store]:
             """The connection is the world's."""
 
         @contextlib.contextmanager
-        def _translated(self, what: str) -> Iterator[None]:
+        def _on_the_way(self, what: str) -> Iterator[None]:
             if hub.process is not None and self._running is None:
                 self._go("")
             world.sync()
-            with super()._translated(what):
+            with self._translate(what):
                 yield
 
         def _execute(self, script: str, keys: Sequence[Any], args: Sequence[Any]) -> Any:
@@ -104,13 +108,13 @@ def sim_store(world: World) -> type[Store]:
                 hub.pause(wait)
                 raise StoreUnavailable(f"Redis gave no answer to {script or 'a question'}: unreachable")
 
-        def _come_back(self, script: str) -> None:
+        def _come_back(self, script: str, left: float) -> None:
             if script not in _DULL:
                 hub.point(f"after {script}")
             if faults.answer_is_lost():
                 world.note(f"the answer to {script} is lost")
                 self._give_up(script)
-            hub.pause(faults.latency())
+            hub.pause(faults.latency() + faults.answer_takes(left))
 
         def _give_up(self, script: str) -> None:
             hub.pause(self._timeout)

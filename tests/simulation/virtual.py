@@ -275,13 +275,13 @@ class VirtualClock:
 
     def __init__(self, hub: Hub, skew: float = 0.0) -> None:
         self._hub = hub
-        self._skew = skew
+        self.skew = skew
 
     def monotonic(self) -> float:
         return (self._hub.now - self._hub.began) / 1e6 + 1000.0
 
     def wall(self) -> float:
-        return self._hub.now / 1e6 + self._skew
+        return self._hub.now / 1e6 + self.skew
 
     def sleep(self, seconds: float) -> None:
         self._hub.sleep(seconds)

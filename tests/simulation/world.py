@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import pytest
 
-from celery_leaderbeat import dispatch, election, plan
+from celery_leaderbeat import dispatch, plan, scheduler, standby
 from celery_leaderbeat import store as store_module
 from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.ledger import Ledger
@@ -48,19 +48,30 @@ _TROUBLE = ("tick_failed", "election_failed", "schedule_failed", "entry_refused"
 _PACES = {
     "hurried": (
         (dispatch, "_LOOK_EVERY", 2.0),
-        (election, "_LOOK_INTERVAL", 1.0),
+        (standby, "_LOOK_INTERVAL", 1.0),
         (plan, "_WAIT", timedelta(seconds=2)),
+    ),
+    "brisk": (
+        (dispatch, "_SWEEP_EVERY", 4.0),
+        (dispatch, "_LOOK_EVERY", 8.0),
+        (dispatch, "_LONGEST_SLEEP", 2.0),
+        (standby, "_LOOK_INTERVAL", 4.0),
+        (scheduler, "_STANDBY_TICK", 4.0),
+        (plan, "_WAIT", timedelta(seconds=1)),
     ),
     "leisurely": (
         (dispatch, "_SWEEP_EVERY", 5.0),
         (dispatch, "_LOOK_EVERY", 30.0),
         (dispatch, "_LONGEST_SLEEP", 1.0),
-        (election, "_LOOK_INTERVAL", 4.0),
+        (standby, "_LOOK_INTERVAL", 4.0),
         (plan, "_WAIT", timedelta(seconds=1)),
     ),
 }
 #: Applications are dear: one for the replicas, and one for each worker, for all worlds.
 _apps: list[VirtualApp] = []
+#: The package's modules, and how many modules there were of all packages when they were looked for.
+_modules: list[tuple[str, types.ModuleType]] = []
+_seen = [0]
 
 
 @dataclass(frozen=True)
@@ -84,10 +95,16 @@ def _excludes(entry: Mapping[str, Any]) -> bool:
 
 def _replace(patch: pytest.MonkeyPatch, name: str, original: Any, instead: Any, where: Sequence[str]) -> None:
     """Put something in the place of what the package's modules (or some of them) call by that name."""
-    for path, module in list(sys.modules.items()):
-        package, _, short = path.partition(".")
-        wanted = package == "celery_leaderbeat" and (not where or short in where)
-        if wanted and module.__dict__.get(name) is original:
+    if len(sys.modules) != _seen[0]:
+        _seen[0] = len(sys.modules)
+        _modules[:] = [
+            (short, module)
+            for path, module in sys.modules.items()
+            for package, _, short in [path.partition(".")]
+            if package == "celery_leaderbeat"
+        ]
+    for short, module in _modules:
+        if (not where or short in where) and module.__dict__.get(name) is original:
             patch.setattr(module, name, instead)
 
 
@@ -114,7 +131,7 @@ class World:
     workers: int = 2
     concurrency: int = 1
     conf: Mapping[str, Any] = field(default_factory=dict)
-    pace: Literal["hurried", "leisurely"] = "hurried"
+    pace: Literal["hurried", "brisk", "leisurely"] = "hurried"
     work: Callable[[Stamp, Any], Work] = lambda stamp, task: Work()
     make_faults: Callable[[World], Faults] = lambda world: Faults()
     restart_after: Callable[[World], float] = lambda world: 5.0
@@ -139,6 +156,10 @@ class World:
             Worker(self, f"worker-{n}", _apps[n], self.concurrency) for n in range(1, self.workers + 1)
         ]
         self.tended = True
+        #: How far the server's clock is ahead of the world's, in seconds.
+        self.server_ahead = 0.0
+        #: When Redis lost everything the last time, in µs; 0 for never.
+        self.emptied_at = 0
 
     # -- its life ------------------------------------------------------------------------------------------
 
@@ -170,8 +191,10 @@ class World:
         # All have the same settings; to read them takes longer than all else that a process does at its start.
         self.settings = settings = Settings.from_app(self.app, warn=False)
         patch.setattr(Settings, "from_app", classmethod(lambda cls, app, warn=True: settings))
-        hub, client = self.hub, self.server.client()
-        patch.setattr(store_module, "_client", lambda settings, timeout: client)
+        hub, client = self.hub, self.server.quick_client()
+        patch.setattr(
+            store_module, "make_client", lambda target, options, timeout, prefix: (client, lambda: None)
+        )
         threads = types.SimpleNamespace(
             Thread=lambda target, name, daemon: Thread(hub, self._here(), target), Lock=threading.Lock
         )
@@ -181,10 +204,10 @@ class World:
         )
         stand_ins = {
             "Clock": (Clock, lambda: VirtualClock(hub), ("task", "runs")),
-            "Listener": (Listener, sim_listener(self), ("election",)),
+            "Listener": (Listener, sim_listener(self), ("election", "standby")),
             "Publisher": (Publisher, sim_publisher(self), ()),
             "Store": (Store, sim_store(self), ()),
-            "queue": (queue, queues, ("election",)),
+            "queue": (queue, queues, ("desk", "election")),
             "random": (random, self.rng, ()),
             "threading": (threading, threads, ("election", "runs")),
             "uuid": (uuid, ids, ()),
@@ -239,11 +262,18 @@ class World:
         """Let time pass."""
         self.hub.run(self.hub.now + round(seconds * 1e6), enough)
 
+    def run_and_look(self, seconds: float) -> None:
+        """Let time pass, and look at the last-decided slots now and then."""
+        while seconds > 0:
+            self.run(min(seconds, 5.0))
+            seconds -= 5.0
+            self.journal.decided({name: entry.slot for name, entry in self.ledger().entries().items()})
+
     def run_until_settled(self, slot: datetime, longest: float) -> None:
         """Let time pass until all slots up to this one are decided, and nothing is left to do."""
         end = self.hub.now + round(longest * 1e6)
         while self.hub.now < end and not self._settled(slot):
-            self.run(2.0)
+            self.run(4.0)
 
     def _settled(self, slot: datetime) -> bool:
         if not (self.broker.empty and all(process.alive for process in self.processes())):
@@ -251,7 +281,9 @@ class World:
         if any(process.frozen_until > self.hub.now for process in self.processes()):
             return False
         ledger = self.ledger()
-        if ledger.store.members(ledger.store.keys.unfinished):
+        if ledger.store.members(ledger.store.keys.unfinished) or ledger.store.table(
+            ledger.store.keys.requests
+        ):
             return False
         entries = ledger.entries()
         return all(name in entries and entries[name].slot >= slot for name in self.schedule)
@@ -264,7 +296,7 @@ class World:
 
     def sync(self) -> None:
         """Set the server's clock."""
-        self.server.set_time(self.hub.now)
+        self.server.set_time(self.hub.now + round(self.server_ahead * 1e6))
 
     def processes(self) -> list[Process]:
         """All processes."""
@@ -279,6 +311,21 @@ class World:
         for somebody in (*self.replicas, *self.crew):
             if somebody.process is process and self.tended:
                 self.hub.after(self.restart_after(self), somebody.start)
+
+    def empty_redis(self) -> None:
+        """Let the server lose everything, as after a restart without persistence.
+
+        Not within the second of an election: epochs are the server's seconds where it knows nothing, and a server
+        takes longer than that to come back empty.
+        """
+        if self.journal.elected_at // 1_000_000 == self.hub.now // 1_000_000:
+            self.hub.after(1.0, self.empty_redis)
+            return
+        self.note("Redis has lost everything")
+        self.sync()
+        self.server.flush()
+        self.journal.emptied()
+        self.emptied_at = self.hub.now
 
     def listens(self, process: Process, channel: str, wake: Callable[[], None]) -> None:
         """A replica has subscribed to its own channel, and to wake-ups."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,13 +13,14 @@ from typing import Any
 
 from celery_leaderbeat.audit import Audit
 from celery_leaderbeat.ledger import Ledger
-from celery_leaderbeat.tick import slot_to_us
+from celery_leaderbeat.tick import parse_tick_key, slot_to_us
 from tests.support.scene import Scene, Worker
 
 __all__ = [
     "NOTES_SIGNALS",
     "PERIOD",
     "Interval",
+    "assert_gapless",
     "due_since",
     "events",
     "interval_of",
@@ -106,6 +108,14 @@ def due_since(scene: Scene, ago: timedelta | None = None) -> datetime:
         }
         scene.redis.hset(scene.key("entries"), name, json.dumps(entry))
     return now - (ago or timedelta(0))
+
+
+def assert_gapless(keys: list[str], entry: str = "tick", period: float = 1.0) -> None:
+    """Each slot of the entry once, with no slot missing in between."""
+    slots = sorted(slot for name, slot in map(parse_tick_key, keys) if name == entry)
+    assert len(slots) == len(set(slots)), f"sent twice: {sorted(s for s in set(slots) if slots.count(s) > 1)}"
+    gaps = [(a, b) for a, b in itertools.pairwise(slots) if b - a != timedelta(seconds=period)]
+    assert not gaps, f"slots are missing between {gaps}"
 
 
 def events(ledger: Ledger, name: str, **wanted: str) -> list[dict[str, str]]:

@@ -46,6 +46,8 @@ class Proxy:
         self.accepted = 0  # connections, ever
         self.bytes_up = 0  # forwarded to the server, ever
         self.bytes_down = 0
+        #: Called in the proxy's thread with what has been handed to the server, and a number for its connection.
+        self.tap: Callable[[int, bytes], None] | None = None
         self._lanes: dict[str, _Lane] = {}
         self._server: asyncio.Server | None = None
         self._accepted: set[asyncio.BaseTransport] = set()
@@ -236,6 +238,8 @@ class Proxy:
                         writer.write_eof()
                     return
                 writer.write(data)
+                if way == "up" and self.tap is not None:
+                    self.tap(id(writer), data)
                 await writer.drain()
                 if way == "up":
                     self.bytes_up += len(data)

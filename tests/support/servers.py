@@ -157,7 +157,8 @@ def free_port() -> int:
 class RedisServer(Process):
     """A Redis or Valkey server without persistence, on 127.0.0.1.
 
-    It keeps its port over `restart` (which leaves it empty), `kill` and `start`.
+    It keeps its port over `restart` (which leaves it empty), `kill` and `start`. `client_options` are what its
+    clients need besides the address: a password, TLS.
     """
 
     def __init__(
@@ -168,9 +169,11 @@ class RedisServer(Process):
         port: int | None = None,
         name: str = "",
         sentinel: bool = False,
+        client_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.kind = kind
         self.port = port or free_port()
+        self._client_options = dict(client_options or {})
         assert kind.binary is not None
         plain = () if sentinel else ("--save", "", "--appendonly", "no")
         super().__init__(
@@ -195,7 +198,12 @@ class RedisServer(Process):
         key = (db, decode)
         if key not in self._clients:
             self._clients[key] = redis.Redis(
-                host="127.0.0.1", port=self.port, db=db, decode_responses=decode, socket_timeout=10
+                host="127.0.0.1",
+                port=self.port,
+                db=db,
+                decode_responses=decode,
+                socket_timeout=10,
+                **self._client_options,
             )
         return self._clients[key]
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from redis.crc import key_slot
 
 from tests.support.servers import Kind, RedisServer, free_port
 from tests.support.waits import wait_for
 
-__all__ = ["Cluster", "Sentinels", "start_cluster", "start_sentinels"]
+__all__ = ["Cluster", "Sentinels", "follows", "start_cluster", "start_sentinels"]
 
 
 @dataclass
@@ -20,10 +23,12 @@ class Sentinels:
     primary: RedisServer
     replica: RedisServer
     sentinels: list[RedisServer] = field(default_factory=list)
+    password: str = ""
 
     def url(self, db: int = 0) -> str:
         """As Celery writes it; the service's name goes into `master_name` of the transport options."""
-        return ";".join(f"sentinel://127.0.0.1:{sentinel.port}/{db}" for sentinel in self.sentinels)
+        user = f":{self.password}@" if self.password else ""
+        return ";".join(f"sentinel://{user}127.0.0.1:{sentinel.port}/{db}" for sentinel in self.sentinels)
 
     def primary_port(self) -> int:
         """The port of the server that the Sentinels take for the primary now."""
@@ -32,6 +37,22 @@ class Sentinels:
         )
         return int(answer[1])
 
+    def cut_off_replica(self) -> None:
+        """Freeze the replica and end its link: what is written from now on, it doesn't have."""
+        self.replica.freeze()
+        self.primary.client().client_kill_filter(_type="replica")
+
+    def fail_over(self) -> None:
+        """Kill the primary, and wait until the Sentinels have made the replica the primary."""
+        self.primary.kill()
+        self.replica.thaw()
+        wait_for(lambda: self.primary_port() == self.replica.port, 20, "the Sentinels name the replica")
+        wait_for(
+            lambda: self.replica.client().info("replication")["role"] == "master",
+            20,
+            "the replica takes over",
+        )
+
     def stop(self) -> None:
         """Kill all of them."""
         for server in (*self.sentinels, self.replica, self.primary):
@@ -39,30 +60,52 @@ class Sentinels:
 
 
 def start_sentinels(
-    kind: Kind, directory: Path, *, count: int = 1, service: str = "leaderbeat", down_after_ms: int = 500
+    kind: Kind,
+    directory: Path,
+    *,
+    count: int = 1,
+    service: str = "leaderbeat",
+    down_after_ms: int = 500,
+    password: str = "",
+    sentinel_password: str = "",
 ) -> Sentinels:
-    """Start a primary, a replica of it and `count` Sentinels, and wait until the Sentinels know both."""
-    primary = RedisServer(kind, directory / "primary", name="primary")
+    """Start a primary, a replica of it and `count` Sentinels, and wait until the Sentinels know both.
+
+    `password` is the servers', `sentinel_password` that of the Sentinels.
+    """
+    # Without the delay in which a primary waits for more replicas to copy itself to.
+    own = ("--repl-diskless-sync-delay", "0")
+    own += ("--requirepass", password, "--masterauth", password) if password else ()
+    options = {"password": password or None}
+    primary = RedisServer(kind, directory / "primary", *own, name="primary", client_options=options)
     primary.start()
-    replica = RedisServer(
-        kind, directory / "replica", "--replicaof", "127.0.0.1", str(primary.port), name="replica"
-    )
+    follows = ("--replicaof", "127.0.0.1", str(primary.port))
+    replica = RedisServer(kind, directory / "replica", *follows, *own, name="replica", client_options=options)
     replica.start()
     wait_for(
         lambda: replica.client().info("replication")["master_link_status"] == "up", 20, "the replica follows"
     )
-    group = Sentinels(service, primary, replica)
+    group = Sentinels(service, primary, replica, password=password)
     for number in range(count):
         home = directory / f"sentinel{number}"
         home.mkdir(parents=True)
         # A Sentinel rewrites its configuration file.
-        (home / "sentinel.conf").write_text(
-            f"sentinel monitor {service} 127.0.0.1 {primary.port} {count // 2 + 1}\n"
-            f"sentinel down-after-milliseconds {service} {down_after_ms}\n"
-            f"sentinel failover-timeout {service} 3000\n"
-        )
+        lines = [
+            f"sentinel monitor {service} 127.0.0.1 {primary.port} {count // 2 + 1}",
+            f"sentinel down-after-milliseconds {service} {down_after_ms}",
+            f"sentinel failover-timeout {service} 3000",
+            *([f"sentinel auth-pass {service} {password}"] if password else ()),
+            *([f"requirepass {sentinel_password}"] if sentinel_password else ()),
+            *([f"sentinel sentinel-pass {sentinel_password}"] if sentinel_password else ()),
+        ]
+        (home / "sentinel.conf").write_text("\n".join(lines) + "\n")
         sentinel = RedisServer(
-            kind, home, str(home / "sentinel.conf"), name=f"sentinel{number}", sentinel=True
+            kind,
+            home,
+            str(home / "sentinel.conf"),
+            name=f"sentinel{number}",
+            sentinel=True,
+            client_options={"password": sentinel_password or None},
         )
         sentinel.start()
         group.sentinels.append(sentinel)
@@ -81,30 +124,61 @@ def _knows(sentinel: RedisServer, service: str, count: int) -> Callable[[], bool
 
 @dataclass
 class Cluster:
-    """The nodes of a cluster."""
+    """The primaries of a cluster, and the replica of each where it has replicas."""
 
     nodes: list[RedisServer]
+    replicas: list[RedisServer] = field(default_factory=list)
 
     def url(self) -> str:
         """The URL of its first node."""
         return self.nodes[0].url()
 
+    def server_of(self, tag: str) -> RedisServer:
+        """The server that serves the keys with a hash tag now."""
+        slot = key_slot(f"{{{tag}}}".encode())
+        for server in (*self.nodes, *self.replicas):
+            if server.status != "running":
+                continue
+            for first, last, (_, port, *_), *_ in server.client().execute_command("CLUSTER", "SLOTS"):
+                if first <= slot <= last:
+                    return next(one for one in (*self.nodes, *self.replicas) if one.port == port)
+        raise AssertionError("nobody serves it")
+
+    def replica_of(self, node: RedisServer) -> RedisServer:
+        """The replica that a primary was given."""
+        return self.replicas[self.nodes.index(node)]
+
     def stop(self) -> None:
         """Kill all nodes."""
-        for node in self.nodes:
+        for node in (*self.replicas, *self.nodes):
             node.stop()
 
 
-def start_cluster(kind: Kind, directory: Path, *, count: int = 3) -> Cluster:
-    """Start a cluster of primaries that share the slots, and wait until every node finds it sound."""
-    ports = [free_port() for _ in range(count)]
+def start_cluster(
+    kind: Kind, directory: Path, *args: str, count: int = 3, replicas: bool = False, **more: Any
+) -> Cluster:
+    """Start a cluster of primaries that share the slots, and wait until every node finds it sound.
+
+    With `replicas`, each primary has one. `args` and `more` are for the servers.
+    """
+    total = count * 2 if replicas else count
+    ports = [free_port() for _ in range(total)]
     nodes = [
         RedisServer(
             kind,
             directory / f"node{number}",
-            *("--cluster-enabled", "yes", "--cluster-node-timeout", "2000"),
+            *(
+                "--cluster-enabled",
+                "yes",
+                "--cluster-node-timeout",
+                "1000",
+                "--repl-diskless-sync-delay",
+                "0",
+                *args,
+            ),
             port=port,
             name=f"node{number}",
+            **more,
         )
         for number, port in enumerate(ports)
     ]
@@ -113,14 +187,31 @@ def start_cluster(kind: Kind, directory: Path, *, count: int = 3) -> Cluster:
     bounds = [16384 * number // count for number in range(count + 1)]
     for number, node in enumerate(nodes):
         client = node.client()
-        # One by one: the range form is newer than 6.2.
-        client.execute_command("CLUSTER", "ADDSLOTS", *range(bounds[number], bounds[number + 1]))
+        if number < count:
+            # One by one: the range form is newer than 6.2.
+            client.execute_command("CLUSTER", "ADDSLOTS", *range(bounds[number], bounds[number + 1]))
         client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
     for node in nodes[1:]:
         node.client().execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
     for node in nodes:
-        wait_for(_sound(node, count), 20, f"{node.name} finds the cluster sound")
-    return Cluster(nodes)
+        wait_for(_sound(node, total), 20, f"{node.name} finds the cluster sound")
+    for primary, replica in zip(nodes[:count], nodes[count:], strict=False):
+        replica.client().execute_command(
+            "CLUSTER", "REPLICATE", primary.client().execute_command("CLUSTER", "MYID")
+        )
+    for replica in nodes[count:]:
+        wait_for(follows(replica), 20, f"{replica.name} follows its primary")
+    return Cluster(nodes[:count], nodes[count:])
+
+
+def follows(replica: RedisServer) -> Callable[[], bool]:
+    """Whether a server is a replica with a link to its primary, to be waited for."""
+
+    def look() -> bool:
+        state = replica.client().info("replication")
+        return state["role"] == "slave" and state["master_link_status"] == "up"
+
+    return look
 
 
 def _sound(node: RedisServer, count: int) -> Callable[[], bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import signal
 import statistics
@@ -13,6 +12,7 @@ import pytest
 
 from celery_leaderbeat.tick import parse_tick_key
 from tests.support.containers import LeaderbeatSetup
+from tests.support.history import assert_gapless
 from tests.support.scene import keys_of, leader
 from tests.support.waits import wait_for
 
@@ -37,14 +37,6 @@ def replace_leader(stage: LeaderbeatSetup, signum: signal.Signals, timeout: floa
     assert second is not first
     stage.add_beat()
     return since - sent
-
-
-def assert_gapless(keys: list[str], entry: str = "tick", period: float = 1.0) -> None:
-    """Each slot of the entry once, with no slot missing in between."""
-    slots = sorted(slot for name, slot in map(parse_tick_key, keys) if name == entry)
-    assert len(slots) == len(set(slots)), f"sent twice: {sorted(s for s in set(slots) if slots.count(s) > 1)}"
-    gaps = [(a, b) for a, b in itertools.pairwise(slots) if b - a != timedelta(seconds=period)]
-    assert not gaps, f"slots are missing between {gaps}"
 
 
 def wait_for_slots(stage: LeaderbeatSetup, more: int, timeout: float) -> None:

@@ -284,26 +284,40 @@ def test_a_beat_waits_for_a_redis_that_is_not_there_yet(scene: Scene) -> None:
 
 
 @pytest.mark.schedule(EVERY_SECOND)
-@pytest.mark.workers(0)
-@pytest.mark.beats(0)
 @pytest.mark.matrix("valkey")
 @pytest.mark.conf(leaderbeat_lease_ttl=3, leaderbeat_stall_timeout=2, leaderbeat_publish_timeout=0.5)
-def test_a_leader_whose_tick_loop_hangs_is_replaced(celery_setup: LeaderbeatSetup, tmp_path: Path) -> None:
-    plugin = tmp_path / "hang.py"
+def test_a_leader_whose_tick_loop_hangs_is_replaced_and_stands_by_when_it_comes_back(
+    scene: Scene, tmp_path: Path
+) -> None:
+    plugin, comes_back = tmp_path / "hang.py", tmp_path / "go"
     plugin.write_text(
-        "import time\n"
+        "import os, time\n"
         "from celery.beat import BeatLazyFunc\n"
+        "def hang():\n"
+        f"    while not os.path.exists({str(comes_back)!r}):\n"
+        "        time.sleep(0.02)\n"
         "app.conf.beat_schedule['hang'] = {\n"
-        "    'task': 'project.record', 'schedule': 2.0, 'kwargs': {'seconds': BeatLazyFunc(time.sleep, 60)}\n"
+        "    'task': 'project.record', 'schedule': 2.0, 'kwargs': {'seconds': BeatLazyFunc(hang)}\n"
         "}\n"
     )
-    hung = celery_setup.add_beat(env={"LB_PLUGIN": str(plugin)})
-    leader(celery_setup)
-    celery_setup.add_beat()
+    hung = scene.start_beat(env={"LB_PLUGIN": str(plugin)})
+    leader(scene)
+    epoch = scene.lease().epoch
+    other = scene.start_beat()
     hung.wait_for_log("the tick loop hasn't come round", timeout=15)
-    leader(celery_setup, 10, other_than=hung)
-    wait_for_publishes(celery_setup, 2)
-    assert_each_slot_once(celery_setup)
+    assert leader(scene, 10, other_than=hung) is other
+    wait_for_publishes(scene, 2)
+    comes_back.touch()
+    hung.wait_for_log("Standing by for")
+    wait_for_publishes(scene, 2)
+    assert_each_slot_once(scene)
+    since = float(scene.lease().since)
+    assert not [r.key for r in scene.publishes() if r.epoch == epoch and r.t > since]
+    assert scene.lease().holder.split(":")[-2] == str(other.pid)
+    assert hung.status == "running"
+    other.terminate()
+    assert leader(scene, 10, other_than=other) is hung
+    assert scene.lease().epoch > epoch
 
 
 # Case 10

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.faketime_server import SteppedServer, require_stepped_server
+from tests.support.faketime import WallClock
 from tests.support.scene import Scene, keys_of, leader
-from tests.support.servers import free_port
+from tests.support.servers import RedisServer, free_port, require
 from tests.support.waits import wait_for
 
 EVERY: dict[str, Any] = {
@@ -94,32 +94,37 @@ def test_a_pause_of_redis_that_outlasts_the_lease_costs_no_slot(scene: Scene) ->
 
 
 @pytest.fixture
-def stepped(tmp_path: Path) -> Iterator[Scene]:
+def clock(tmp_path: Path) -> WallClock:
+    """The wall clock of the server of `stepped`."""
+    return WallClock(tmp_path / "clock")
+
+
+@pytest.fixture
+def stepped(tmp_path: Path, clock: WallClock) -> Iterator[Scene]:
     """A scene whose server's clock can be stepped."""
-    server = require_stepped_server(tmp_path / "stepped")
+    server = RedisServer(require("valkey"), tmp_path / "stepped", name="stepped-valkey")
+    server.env |= clock.env
+    server.start()
     scene = Scene(tmp_path, server, schedule=EVERY, conf={"leaderbeat_lease_ttl": 3})
     yield scene
     scene.close()
     server.stop()
 
 
-def clock(scene: Scene) -> SteppedServer:
-    assert isinstance(scene.ledger, SteppedServer)
-    return scene.ledger
-
-
 def epochs(scene: Scene) -> list[int]:
     return list(dict.fromkeys(record.epoch for record in scene.beat_publishes()))
 
 
-def test_a_server_clock_that_is_set_forward_ends_the_lease_and_sends_nothing_twice(stepped: Scene) -> None:
+def test_a_server_clock_that_is_set_forward_ends_the_lease_and_sends_nothing_twice(
+    stepped: Scene, clock: WallClock
+) -> None:
     for _ in range(2):
         stepped.start_beat()
     leader(stepped)
     more(stepped, 3)
     before = slots_of(stepped)[-1]
     epoch = stepped.lease().epoch
-    clock(stepped).step(3600)
+    clock.set(3600)
     wait_for(lambda: (now := stepped.lease()) and now.epoch > epoch, SOON, "somebody is elected")
     # A hundred of them are caught up, the oldest first.
     then = before + timedelta(hours=1)
@@ -129,15 +134,17 @@ def test_a_server_clock_that_is_set_forward_ends_the_lease_and_sends_nothing_twi
     assert all(beat.status == "running" for beat in stepped.beats)
 
 
-def test_a_server_clock_that_is_set_back_stops_nobody_and_sends_nothing_twice(stepped: Scene) -> None:
+def test_a_server_clock_that_is_set_back_stops_nobody_and_sends_nothing_twice(
+    stepped: Scene, clock: WallClock
+) -> None:
     for _ in range(2):
         stepped.start_beat()
     first = leader(stepped)
     more(stepped, 3)
     epoch = stepped.lease().epoch
-    clock(stepped).step(-3600)
+    clock.set(-3600)
     wait_for(
-        lambda: [beat for beat in stepped.beats if beat.find("was set back by")],
+        lambda: [beat for beat in stepped.beats if beat.find("is due went back by")],
         SOON,
         "the leader has noticed",
     )
@@ -147,21 +154,21 @@ def test_a_server_clock_that_is_set_back_stops_nobody_and_sends_nothing_twice(st
     assert stepped.lease().epoch >= epoch
     # As long as somebody renews it, the lease is as long as ever.
     assert stepped.redis.pttl(stepped.key("lease")) <= 3000
-    clock(stepped).step(0)
+    clock.set(0)
     more(stepped, 4, 30)
     assert max(Counter(keys_of(stepped.beat_publishes())).values()) == 1
     assert epochs(stepped) == sorted(epochs(stepped))
 
 
 def test_a_lease_that_a_clock_set_back_has_stretched_does_not_outlive_its_frozen_leader(
-    stepped: Scene,
+    stepped: Scene, clock: WallClock
 ) -> None:
     for _ in range(2):
         stepped.start_beat()
     first = leader(stepped)
     more(stepped, 2)
     first.freeze()
-    clock(stepped).step(-3600)
+    clock.set(-3600)
     wait_for(lambda: stepped.redis.pttl(stepped.key("lease")) > 3_000_000, 5, "the lease is stretched")
     second = leader(stepped, SOON, other_than=first)
     sent = len(slots_of(stepped))

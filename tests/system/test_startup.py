@@ -329,6 +329,9 @@ MIXES = {
     "options": {"leaderbeat_redis_options": {"socket_timeuot": 3}},
     "url": {"leaderbeat_redis_url": "redis://:s3cret@127.0.0.1:6379/zero"},
     "sentinel": {"leaderbeat_redis_url": "sentinel://:s3cret@a:1;sentinel://b:2"},
+    "sentinels": {"leaderbeat_redis_url": "sentinel://:s3cret@a:1;redis://b:2"},
+    "cluster": {"leaderbeat_redis_url": "redis+cluster://:s3cret@a:1/7"},
+    "replicas": {"leaderbeat_min_replicas": 1000},
 }
 
 

@@ -14,7 +14,7 @@ from celery.schedules import BaseSchedule, crontab, schedule
 from celery_leaderbeat.agenda import Agenda
 from celery_leaderbeat.entries import check_entry, load_plans
 from celery_leaderbeat.errors import EntryError
-from celery_leaderbeat.message import build_message, seconds_until
+from celery_leaderbeat.message import build_message, seconds_until, with_instants
 from celery_leaderbeat.plan import ASK_AGAIN_AFTER, POLICY_OPTION, Plan
 from celery_leaderbeat.policy import Miss, Policy, Send
 from celery_leaderbeat.task import FencedTask
@@ -241,6 +241,28 @@ def test_the_time_until_a_message_expires_counts_from_its_send(expires: Any, sec
     found = seconds_until(expires, T0)
     assert found == seconds
     assert found is None or type(found) is float
+
+
+def test_seconds_from_the_send_are_counted_from_the_fleets_time() -> None:
+    options = {"expires": 10, "countdown": 2.5, "queue": "q"}
+    counted = with_instants(options, T0)
+    assert counted == {"expires": T0 + 10 * SECOND, "eta": T0 + 2.5 * SECOND, "queue": "q"}
+    assert options == {"expires": 10, "countdown": 2.5, "queue": "q"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"expires": T0, "eta": T0},
+        {"expires": "2026-10-02T02:59:59Z"},
+        {"expires": True, "countdown": None},
+        {"expires": 1e300, "countdown": float("nan")},
+        {"expires": timedelta(seconds=5)},
+    ],
+)
+def test_what_is_no_number_of_seconds_is_left_to_celery(options: dict[str, Any]) -> None:
+    assert with_instants(options, T0).items() >= options.items()
 
 
 def test_a_message_says_which_attempt_it_is_and_who_asked(app: Celery) -> None:

@@ -45,13 +45,20 @@ def test_the_note_is_part_of_the_reason() -> None:
 
 
 def test_an_entry_is_paused_by_its_own_pauses_and_by_those_for_all() -> None:
-    own, for_all = Pause(T0, T0 + SECOND, "own"), Pause(T0 + 2 * SECOND, None, "all")
+    own, for_all = Pause(T0, T0 + SECOND, "own"), Pause(T0 + 2 * SECOND, T0 + 9 * SECOND, "all")
     pauses = Pauses([own], [for_all])
     assert pauses.in_force(T0) == own
     assert pauses.in_force(T0 + SECOND) is None
     assert pauses.in_force(T0 + 3 * SECOND) == for_all
     assert list(pauses) == [own, for_all]
     assert list(Pauses(Pauses([for_all]), Pauses([own]))) == [own, for_all]
+
+
+def test_a_pause_without_an_end_is_in_force_also_where_a_clock_was_set_back_before_its_begin() -> None:
+    pause = Pause(T0, None)
+    pauses = Pauses([pause])
+    assert pauses.in_force(T0 - SECOND) == pauses.in_force(T0 + SECOND) == pause
+    assert pauses.covers(T0 - SECOND) is None
 
 
 def test_of_several_pauses_the_one_that_began_first_counts() -> None:

@@ -84,6 +84,21 @@ def test_of_one_slot_the_later_attempt_counts_and_then_the_request() -> None:
     assert plan.returned[T0] == Returned(2, "request")
 
 
+@pytest.mark.parametrize("overlap", ["skip", "queue"])
+@pytest.mark.parametrize("owed", [{}, {"attempt": 2}, {"request": "asked"}])
+def test_what_may_have_been_sent_goes_first_where_slots_must_not_overlap(
+    overlap: Any, owed: dict[str, Any]
+) -> None:
+    plan = started(Policy(overlap=overlap), last=after(100))
+    plan.give_back(after(99), **owed)
+    plan.give_back(after(100), maybe_sent=True)
+    assert plan.decide(after(100), T0) == [Send(after(100))]
+    plan.advance(after(100))
+    assert [decision.slot for decision in plan.decide(after(100), T0) if isinstance(decision, Send)] == [
+        after(99)
+    ]
+
+
 def test_what_is_owed_is_sent_first_whatever_the_policy() -> None:
     for policy in (LATEST, Policy(catch_up="none"), Policy(deadline=1)):
         plan = started(policy, last=after(100))
@@ -470,7 +485,7 @@ def fresh_slots(case: Case) -> list[datetime]:
 def by_the_rules(case: Case) -> list[Verdict]:
     """What has to become of all slots, in its order."""
     policy, now = case.plan.policy, case.now
-    current = next(iter(sorted((p for p in case.pauses if p.covers(now)), key=lambda p: p.since)), None)
+    current = next((p for p in case.pauses if p.until is None or p.covers(now)), None)
 
     def alone(slot: datetime) -> tuple[str, str] | None:
         covering = sorted((p for p in case.pauses if p.covers(case.at(slot))), key=lambda p: p.since)

@@ -393,7 +393,8 @@ def pause_at(situation: dict[str, Any], instant: datetime) -> Pause | None:
 
 def held(situation: dict[str, Any]) -> set[datetime]:
     """The slots about which nothing is decided: from before a pause that is in force, and fresh ones after such."""
-    if pause_at(situation, situation["now"]) is None:
+    endless = any(pause.until is None for pause in situation["pauses"] or ())
+    if not endless and pause_at(situation, situation["now"]) is None:
         return set()
     before = {slot for slot, at in situation["at"].items() if pause_at(situation, at) is None}
     first = min((slot for slot in situation["due"] if slot in before), default=None)

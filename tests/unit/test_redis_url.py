@@ -215,23 +215,94 @@ def test_a_bad_url_is_refused_with_setting_rule_and_accepted_forms(url: Any, rul
     assert "redis://[user:password@]host[:port][/db]" in message
 
 
+SENTINEL_PORT, PORT = 26379, 6379
+
+
 @pytest.mark.parametrize(
-    ("url", "kind"),
+    ("url", "kind", "nodes", "kwargs"),
     [
-        ("sentinel://h1:26379;sentinel://h2:26379", "Sentinel"),
-        ("sentinel://:secret@h1:26379/0", "Sentinel"),
-        ("sentinel://a;b", "Sentinel"),
-        ("redis+sentinel://h1:26379/mymaster/0", "Sentinel"),
-        ("redis-sentinel://h1", "Sentinel"),
-        ("redis+cluster://h1:7000", "Cluster"),
-        ("rediss-cluster://h1:7000", "Cluster"),
+        (
+            "sentinel://h1:1;sentinel://h2:2",
+            "sentinel",
+            [("h1", 1), ("h2", 2)],
+            {"db": 0},
+        ),
+        ("sentinel://a;b", "sentinel", [("a", SENTINEL_PORT), ("b", SENTINEL_PORT)], {"db": 0}),
+        (" sentinel://a ; sentinel://b:1; ", "sentinel", [("a", SENTINEL_PORT), ("b", 1)], {"db": 0}),
+        ("sentinel://:pw@a/3;b", "sentinel", [("a", 26379), ("b", 26379)], {"db": 3, "password": "pw"}),
+        # As Celery's documents write it: the database stands with the last one, or with all.
+        (
+            "sentinel://0.0.0.0:1;sentinel://0.0.0.0:2/3",
+            "sentinel",
+            [("0.0.0.0", 1), ("0.0.0.0", 2)],
+            {"db": 3},
+        ),
+        (
+            "sentinel://u:p%3Bw@a:1/3;sentinel://u:p%3Bw@b:2/3",
+            "sentinel",
+            [("a", 1), ("b", 2)],
+            {"db": 3, "username": "u", "password": "p;w"},
+        ),
+        (
+            "sentinel://[::1]:7;a?socket_timeout=2",
+            "sentinel",
+            [("::1", 7), ("a", 26379)],
+            {"db": 0, "socket_timeout": 2},
+        ),
+        ("redis+cluster://h1:7000", "cluster", [("h1", 7000)], {"db": 0}),
+        (
+            "valkey+cluster://u:p@h1;h2:1/0",
+            "cluster",
+            [("h1", PORT), ("h2", 1)],
+            {"db": 0, "username": "u", "password": "p"},
+        ),
     ],
 )
-def test_sentinel_and_cluster_are_refused_with_what_to_set_instead(url: str, kind: str) -> None:
+def test_the_url_of_several_hosts_gives_their_addresses_and_what_holds_for_all(
+    url: str, kind: str, nodes: list[tuple[str, int]], kwargs: dict[str, Any]
+) -> None:
+    target = parse_redis_url(url, SETTING)
+    assert (target.kind, list(target.nodes), target.kwargs) == (kind, nodes, kwargs)
+    assert (target.tls, target.unix, target.sentinel_tls) == (False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("url", "sentinel_tls"), [("rediss+sentinel://a;b", True), ("rediss+cluster://a;b", False)]
+)
+def test_tls_for_several_hosts_is_in_the_scheme(url: str, sentinel_tls: bool) -> None:
+    target = parse_redis_url(f"{url}?ssl_cert_reqs=CERT_NONE", SETTING)
+    assert (target.tls, target.sentinel_tls) == (True, sentinel_tls)
+    assert target.kwargs == {"db": 0, "ssl_cert_reqs": "none", "ssl_check_hostname": False}
+    celerys = parse_redis_url("sentinel://a", "broker_url", tls={"ssl_cert_reqs": "none"})
+    assert (celerys.tls, celerys.sentinel_tls) == (True, False), "as Celery does it"
+
+
+@pytest.mark.parametrize(
+    ("url", "rule"),
+    [
+        ("sentinel://a;redis://b", "starts with sentinel:// or with nothing"),
+        ("sentinel://:one@a;sentinel://:two@b", "different user names or passwords"),
+        ("sentinel://a/1;sentinel://b/2", "different databases"),
+        ("sentinel://a?db=1;sentinel://b?db=2", "different options"),
+        ("sentinel://a;b:x", "host and port"),
+        ("sentinel://a;a", "names a host twice"),
+        ("sentinel://a;:pw@b", "stand with the first host"),
+        ("sentinel://:1;pw@b", "each host of the list has a name"),
+        ("sentinel://", "each host of the list has a name"),
+        ("sentinel://a/mymaster", "the path is the number of the database"),
+        ("sentinel://a#1;b", "a # stands"),
+        ("redis-sentinel://h1", "redis-sentinel:// is not a scheme of Redis"),
+        ("rediss-cluster://h1:7000", "not a scheme of Redis"),
+        ("redis+cluster://h1/1", "a cluster has the database 0 only"),
+    ],
+)
+def test_several_hosts_that_dont_fit_together_are_refused_with_the_accepted_forms(
+    url: str, rule: str
+) -> None:
     message = refusal(url)
-    assert f"Redis {kind} isn't supported in this version" in message
-    assert "leaderbeat_redis_url = 'redis://primary" in message
-    assert "secret" not in message
+    assert rule in message
+    assert "sentinel://[user:password@]host[:port];host[:port][/db]" in message
+    assert "redis+cluster://host[:port];host[:port]" in message
 
 
 @pytest.mark.parametrize(
@@ -277,6 +348,8 @@ def test_tls_options_from_outside_mean_tls_and_yield_to_the_url() -> None:
         ("rediss://app:pw@cache/3?socket_timeout=1", "rediss://app:**@cache:6379/3"),
         ("redis://:pw@[::1]:1", "redis://:**@[::1]:1/0"),
         ("redis://app@cache", "redis://**@cache:6379/0"),
+        ("sentinel://app:pw@a;[::1]:7/2", "sentinel://app:**@a:26379;[::1]:7/2"),
+        ("redis+cluster://:pw@a:1;b:2", "redis+cluster://:**@a:1;b:2/0"),
         ("redis://cache?password=pw", "redis://:**@cache:6379/0"),
         ("unix:///run/r.sock?db=2&password=pw", "unix://:**@/run/r.sock?db=2"),
         ("redis+socket:///run/r.sock?virtual_host=2", "redis+socket:///run/r.sock?virtual_host=2"),
@@ -333,7 +406,7 @@ LEAKY = st.builds(
 # `redis://:one@two` is a well-formed URL: no reader could know that the host is forgotten, and the password
 # has an @; nor that `one:two@host` is a password alone.
 WITHOUT_HOST = ["redis://:{}", "redis://:{}/0?db=1", "redis://app:x{}", "redis+socket://:{}/run/r.sock"]
-WITHOUT_COLON = ["redis://{}@cache", "redis://{}:@cache", "{}"]
+WITHOUT_COLON = ["redis://{}@cache", "redis://{}:@cache", "{}", "sentinel://h1:26379;{}@h2"]
 TEMPLATES = [
     *WITHOUT_HOST,
     *WITHOUT_COLON,
@@ -350,7 +423,9 @@ TEMPLATES = [
     "unix://app:{}@/run/r.sock?db=x",
     "redis+socket://:{}@/run/r.sock",
     "sentinel://:{}@h1:26379;sentinel://:{}@h2:26379",
+    "sentinel://h1;sentinel://app:{}@h2/0",
     "redis+cluster://:{}@h1",
+    "redis+cluster://:{}@h1;h2/0",
     "redis://:{}@h1;redis://:{}@h2",
     "http://app:{}@cache",
     "app:{}@cache",

@@ -561,7 +561,7 @@ def test_without_any_redis_the_error_says_what_to_set(broker: Any, backend: Any)
 @pytest.mark.parametrize(
     ("broker", "rule"),
     [
-        ("sentinel://:hunter2@a:26379;sentinel://b:26379", "Sentinel isn't supported"),
+        ("sentinel://:hunter2@a:26379;sentinel://b:x", "host and port"),
         ("redis://:hunter2@a/0;redis://:hunter2@b/0", "name one server"),
         (["redis://:hunter2@a/0", "redis://:hunter2@b/0"], "name one server"),
         ("redis://:hunter2@a:x", "host and port"),
@@ -573,6 +573,127 @@ def test_a_redis_broker_that_cant_be_used_is_not_passed_over(broker: Any, rule: 
     assert rule in message
     assert "leaderbeat_redis_url" in message
     assert "hunter2" not in message
+
+
+SENTINELS = "sentinel://:hunter2@a;sentinel://b:1/2"
+
+
+@pytest.mark.parametrize("setting", ["broker", "result_backend", "own"])
+def test_the_primary_s_name_and_the_way_into_the_sentinels_are_found_where_celery_has_them(
+    setting: str,
+) -> None:
+    options = {
+        "master_name": "mymaster",
+        "sentinel_kwargs": {"password": "hunter2-s", "ssl": True, "ssl_cert_reqs": ssl.CERT_NONE},
+        "visibility_timeout": 5,
+    }
+    if setting == "own":
+        del options["visibility_timeout"]
+        made = settings(
+            leaderbeat_redis_url=SENTINELS, leaderbeat_redis_options={**options, "client_name": "x"}
+        )
+        assert made.redis_options == {"client_name": "x"}
+    elif setting == "broker":
+        options["sentinel_kwargs"]["retry_on_timeout"] = True
+        made = settings(broker_url=SENTINELS, broker_transport_options=options)
+    else:
+        made = settings(
+            broker_url="amqp://", result_backend=SENTINELS, result_backend_transport_options=options
+        )
+    target = made.redis
+    assert (target.kind, target.master_name, target.nodes) == (
+        "sentinel",
+        "mymaster",
+        (("a", 26379), ("b", 1)),
+    )
+    assert target.kwargs == {"db": 2, "password": "hunter2"}
+    assert target.sentinel_tls
+    assert target.sentinel == {"password": "hunter2-s", "ssl_cert_reqs": "none", "ssl_check_hostname": False}
+    assert "sentinel://:**@a:26379;b:1/2 (the primary 'mymaster')" in made.banner()
+    assert "hunter2" not in repr(made) + made.banner()
+
+
+def test_our_own_options_come_before_the_broker_s() -> None:
+    made = settings(
+        broker_url=SENTINELS,
+        broker_transport_options={"master_name": "one", "sentinel_kwargs": {"password": "x"}},
+        leaderbeat_redis_options={"master_name": "two"},
+    )
+    assert (made.redis.master_name, made.redis.sentinel) == ("two", {"password": "x"})
+
+
+def test_with_tls_for_all_the_sentinels_are_verified_as_the_servers_are() -> None:
+    url = "rediss+sentinel://a?ssl_ca_certs=/ca.pem"
+    made = settings(leaderbeat_redis_url=url, leaderbeat_redis_options={"master_name": "m"})
+    assert made.redis.sentinel == {
+        "ssl_ca_certs": "/ca.pem",
+        "ssl_cert_reqs": "required",
+        "ssl_check_hostname": True,
+    }
+    plain = {"master_name": "m", "sentinel_kwargs": {"ssl": False}}
+    assert not settings(leaderbeat_redis_url=url, leaderbeat_redis_options=plain).redis.sentinel_tls
+
+
+@pytest.mark.parametrize(
+    ("conf", "rule"),
+    [
+        (
+            {"broker_url": SENTINELS},
+            "Set broker_transport_options = {'master_name': 'mymaster'}",
+        ),
+        (
+            {"leaderbeat_redis_url": SENTINELS},
+            "Set leaderbeat_redis_options = {'master_name': 'mymaster'}",
+        ),
+        (
+            {"broker_url": SENTINELS, "broker_transport_options": {"master_name": ""}},
+            "asked for a primary by its name",
+        ),
+        (
+            {
+                "leaderbeat_redis_url": SENTINELS,
+                "leaderbeat_redis_options": {"master_name": "m", "sentinel_kwargs": {"passwort": "hunter2"}},
+            },
+            "sentinel_kwargs has the unknown key 'passwort'; did you mean password?",
+        ),
+        (
+            {
+                "leaderbeat_redis_url": SENTINELS,
+                "leaderbeat_redis_options": {"master_name": "m", "sentinel_kwargs": "hunter2"},
+            },
+            "sentinel_kwargs must be a mapping, not str",
+        ),
+        (
+            {"leaderbeat_redis_options": {"master_name": "m"}},
+            "'master_name', but redis://broker:6379/0 has no Sentinels",
+        ),
+        (
+            {
+                "leaderbeat_redis_url": "redis+cluster://a",
+                "leaderbeat_redis_options": {"sentinel_kwargs": {}},
+            },
+            "has no Sentinels",
+        ),
+    ],
+)
+def test_sentinels_that_cant_be_asked_are_refused_at_start(conf: dict[str, Any], rule: str) -> None:
+    message = refusal(**conf)
+    assert rule in message
+    assert "hunter2" not in message
+
+
+@pytest.mark.parametrize("value", [-1, 101, "two", 1.5, True])
+def test_a_number_of_replicas_that_cant_be_is_refused(value: Any) -> None:
+    message = refusal(leaderbeat_min_replicas=value)
+    assert message.startswith(f"leaderbeat_min_replicas is {value!r}: it ")
+
+
+def test_the_number_of_replicas_is_shown_where_it_is_set() -> None:
+    assert settings().min_replicas == 0
+    assert "replicas" not in settings().banner()
+    made = settings(leaderbeat_min_replicas="2")
+    assert made.min_replicas == 2
+    assert "    . leaderbeat min replicas -> 2 (leaderbeat_min_replicas)" in made.banner().splitlines()
 
 
 def test_credentials_in_settings_of_their_own_are_used_as_celery_does() -> None:
@@ -808,3 +929,24 @@ def test_beat_and_workers_read_the_same_without_a_connection() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [9.0, "CELERY_LEADERBEAT_LEASE_TTL", "redis://cache:6379/0"]
+
+
+# The release
+
+
+@pytest.mark.parametrize(("value", "text"), [(42, "42"), (" v1.10 ", "v1.10"), ("2026-11-30T14:05Z",) * 2])
+def test_a_release_is_read_and_shown(value: Any, text: str) -> None:
+    made = settings(leaderbeat_release=value)
+    assert made.release.text == text
+    assert f"    . leaderbeat release -> {text} (leaderbeat_release)" in made.banner().splitlines()
+
+
+def test_without_a_release_there_is_none_to_show() -> None:
+    assert settings().release.rank == ""
+    assert "release" not in settings().banner()
+
+
+@pytest.mark.parametrize("value", ["deadbeef", "1.2.0rc1", 1.5, True, ["1"], ""])
+def test_a_release_without_an_order_is_refused(value: Any) -> None:
+    message = refusal(leaderbeat_release=value)
+    assert message.startswith(f"leaderbeat_release is {value!r}: it must be something that has an order")

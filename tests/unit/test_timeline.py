@@ -951,6 +951,28 @@ def test_a_schedule_that_is_never_due_ends_the_search(answer: tuple[bool, Any]) 
     assert Never.asked <= 10_000
 
 
+@pytest.mark.parametrize(
+    ("wait", "rest", "first"),
+    [
+        (5.0, timedelta(days=1), utc(2026, 1, 2, 0, 0, 1)),
+        (1.0, timedelta(days=3), utc(2026, 1, 4, 0, 0, 1)),
+        (60.0, timedelta(days=60), utc(2026, 3, 2, 0, 0, 1)),
+    ],
+)
+def test_a_schedule_that_wants_to_be_asked_all_the_time_is_due_when_it_says_so_however_late(
+    wait: float, rest: timedelta, first: datetime
+) -> None:
+    class Polled(schedules.BaseSchedule):  # type: ignore[misc]
+        asked = 0
+
+        def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
+            Polled.asked += 1
+            return self.now() - last_run_at > rest, wait
+
+    assert next_slot(Polled(app=app()), utc(2026, 1, 1)) == first
+    assert Polled.asked <= 10_100
+
+
 def test_a_schedule_that_is_always_due_has_a_slot_when_it_wants_to_be_asked_again() -> None:
     class Always(schedules.BaseSchedule):  # type: ignore[misc]
         def is_due(self, last_run_at: datetime) -> tuple[bool, Any]:
@@ -1021,6 +1043,8 @@ def test_a_changed_schedule_or_zone_has_another_fingerprint() -> None:
         cron(minute=0),
         cron("Asia/Tokyo", minute=0),
         Zoned(0, tz="Europe/Berlin", app=app()),
+        Zoned(0, tz=timezone(timedelta(hours=1), "CET"), app=app()),
+        Zoned(0, tz=timezone(timedelta(hours=2), "CET"), app=app()),
         OfficeHours(60, app=app()),
         OnTheHourByDue(app=app()),
         OnTheHourByEstimate(app=app()),

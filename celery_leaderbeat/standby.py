@@ -1,0 +1,209 @@
+"""The standby: waits until this replica is elected.
+
+It stands for election when the lease is free, when its holder is gone, or when the lease has outlived its TTL and nobody
+has renewed it for a TTL (so it is where the server's clock was set back and the holder is frozen), unless it has stepped down a short while
+ago, its tick loop hangs, or a replica of a newer release stands, too (see `membership`). Where a free lease is left
+to others and none of them takes it for a TTL, it stands all the same: that somebody leads comes first.
+"""
+
+from __future__ import annotations
+
+from celery_leaderbeat.clock import Clock
+from celery_leaderbeat.comparison import Comparison
+from celery_leaderbeat.desk import Desk
+from celery_leaderbeat.errors import StoreError, StoreUnavailable
+from celery_leaderbeat.lease import ForeignPrefix, Lease, LeftToNewer
+from celery_leaderbeat.listener import Listener
+from celery_leaderbeat.membership import Membership
+from celery_leaderbeat.remarks import Remarks
+from celery_leaderbeat.server import ServerCheck
+from celery_leaderbeat.settings import Settings
+from celery_leaderbeat.shadow_reader import ShadowReader
+from celery_leaderbeat.store import Look, Store
+from celery_leaderbeat.term import Term
+from celery_leaderbeat.watch import Watch
+
+__all__ = ["Standby"]
+
+#: Seconds between two looks of a standby at the leader's subscription.
+_LOOK_INTERVAL = 0.5
+#: Longest that a standby waits for its own subscription before it stands for election, in seconds.
+_SUBSCRIBE_FIRST = 0.5
+#: So long a lease that was lost with other data is left to the replica that led last, in seconds; and if that is seen
+#: to live, which then finds out by itself.
+_COURTESY, _PATIENCE = 0.3, 0.7
+#: Wait before a lease that was left to a newer release is looked at again, in seconds.
+_LEFT = 0.1
+#: Wait before the leader's schedule is compared again, in seconds.
+_COMPARE_EVERY = 1.0
+
+
+class Standby:
+    """The state of a replica that doesn't lead; its parts are the elector's."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        desk: Desk,
+        store: Store,
+        listener: Listener,
+        lease: Lease,
+        members: Membership,
+        remarks: Remarks,
+        server: ServerCheck,
+        comparison: Comparison | None,
+        holder: str,
+        reader: ShadowReader,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._desk = desk
+        self._store = store
+        self._listener = listener
+        self._lease = lease
+        self._members = members
+        self._remarks = remarks
+        self._server = server
+        self._comparison = comparison
+        self._holder = holder
+        self._reader = reader
+        self._unable_until = float("-inf")
+        # Of one wait for an election:
+        self._watch: Watch | None = None
+        self._free_since: float | None = None
+        self._began = float("-inf")
+        self._announced = float("-inf")
+        self._compared = float("-inf")
+        self._said_to_stand = False
+
+    def wait(self) -> Term | None:
+        """Wait until this replica is elected. None when it is told to stop."""
+        self._watch = None
+        self._free_since = None
+        self._reader.begin()
+        self._began, self._announced = self._clock.monotonic(), float("-inf")
+        while not self._desk.stopping:
+            self._announce()
+            if self._desk.stalled:
+                self._remarks.complain(
+                    "stalled",
+                    "Not standing for election: the tick loop hasn't come round for %.1f s.",
+                    self._desk.idle_for,
+                )
+                self._desk.wait(_LOOK_INTERVAL)
+            elif not self._heard:
+                self._desk.wait(0.01)
+            else:
+                term = self._turn()
+                if term is not None:
+                    return term
+        return None
+
+    def _turn(self) -> Term | None:
+        """Look once, and then stand for election or wait; the term if this replica leads."""
+        look, watch, gone = self._look()
+        if watch is not None and watch.term.holder == self._holder and not gone:
+            # The answer to our election was lost. How long ago isn't known: the trust begins now.
+            if self._lease.renew(watch.term) is None:
+                return watch.term
+            self._watch = None
+            return None
+        if (watch is None or gone) and self._may_stand():
+            return self._stand(watch.term.value if watch is not None else "")
+        pause = look.remaining / 1000 + 0.001 if look.remaining >= 0 else _COURTESY
+        self._desk.wait(min(_LOOK_INTERVAL, pause))
+        return None
+
+    def _announce(self) -> None:
+        now = self._clock.monotonic()
+        stands = self._heard and not self._desk.stalled
+        stands = stands and now >= max(self._desk.candidate_from, self._unable_until)
+        if now - self._announced >= self._members.interval or stands != self._said_to_stand:
+            self._members.announce(stands)
+            self._announced, self._said_to_stand = now, stands
+
+    @property
+    def _heard(self) -> bool:
+        """Whether this replica hears of a lease that is released, or has waited long enough for that."""
+        return self._listener.subscribed or self._clock.monotonic() - self._began >= _SUBSCRIBE_FIRST
+
+    def _look(self) -> tuple[Look, Watch | None, bool]:
+        """Look at the lease: what was seen, the watch over its holder if it has one, and whether that is gone."""
+        channel = None
+        if self._watch is not None and self._settings.fast_failover:
+            channel = self._store.keys.alive(self._watch.term.holder)
+        look = self._lease.look(channel)
+        self._server.once(look.now)
+        self._reader.look(look)
+        now = self._clock.monotonic()
+        if look.value is not None:
+            self._free_since = None
+        elif self._free_since is None:
+            self._free_since = now
+        watch = self._watch
+        if watch is not None and watch.term.value == look.value:
+            self._compare(watch.term)
+            gone = watch.gone(look.subscribers, now) or watch.outlives(look.remaining, now)
+        else:
+            self._watch = watch = None if look.value is None else Watch(Term.read(look.value))
+            gone = False
+            if watch is not None and watch.term.holder != self._holder:
+                self._remarks.stands_by(watch.term, look.remaining)
+        if watch is not None and self._lease.has_outlived(watch.term):
+            self._remarks.came_back(watch.term, self._lease.highest)
+            gone = True
+        elif watch is not None and watch.term.holder != self._holder:
+            self._lease.saw(watch.term)
+        return look, watch, gone
+
+    def _compare(self, term: Term) -> None:
+        now = self._clock.monotonic()
+        comparison = self._comparison
+        if comparison is not None and comparison.wanted(term) and now - self._compared >= _COMPARE_EVERY:
+            self._compared = now
+            comparison.look(term)
+
+    @property
+    def _nobody_takes_it(self) -> bool:
+        """Whether the lease has been free for a TTL, left to others."""
+        free_since = self._free_since
+        return free_since is not None and self._clock.monotonic() - free_since >= self._settings.lease_ttl
+
+    def _may_stand(self) -> bool:
+        """Whether this replica stands for election, or leaves it to another.
+
+        To the one that led last, for a moment, after Redis has lost data: it knows best what was decided. And to
+        any, after it has stepped down.
+        """
+        free_since, led_last = self._free_since, self._lease.led_last
+        if self._reader.lacks and led_last != self._holder and free_since is not None:
+            lives = self._store.subscribers(self._store.keys.alive(led_last))
+            if self._clock.monotonic() - free_since < (_PATIENCE if lives else _COURTESY):
+                return False
+        if self._clock.monotonic() >= self._desk.candidate_from or not self._members.others:
+            return True
+        return self._nobody_takes_it
+
+    def _stand(self, takes_over: str) -> Term | None:
+        """Stand for election; the term if it was won."""
+        watched = self._settings.fast_failover and self._listener.visible(self._store)
+        try:
+            term = self._lease.elect(takes_over, watched, self._nobody_takes_it)
+        except LeftToNewer as exc:
+            self._remarks.leaves_it_to(*exc.args)
+            self._desk.wait(_LEFT)
+            return None
+        except ForeignPrefix as exc:
+            self._remarks.foreign(str(exc))
+            self._desk.wait(1.0)
+            term = None
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            # Redis refuses it, and may do so for long: an older release needn't wait for this replica.
+            self._unable_until = self._clock.monotonic() + self._settings.lease_ttl
+            raise
+        if term is None:
+            self._watch = None
+        return term
