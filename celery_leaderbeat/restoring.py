@@ -70,15 +70,17 @@ class Restorer:
         self.found_loss = bool(recalled)
         positions = self._ledger.register(term, fingerprints, now, stored, recalled, LOST)
         self._recalled = None
-        self._note(positions)
+        self._note(positions, now)
         if recalled:
             self._say(recalled, positions)
         return positions
 
-    def _note(self, positions: Mapping[str, tuple[str, datetime]]) -> None:
+    def _note(self, positions: Mapping[str, tuple[str, datetime]], now: datetime) -> None:
         for name, (kind, slot) in positions.items():
             if kind == "forgotten":
                 self._shadow.forget(name)
+            elif kind == "removed":
+                self._shadow.removed(name, now)
             elif name in self._plans:
                 self._shadow.stands(name, slot, self._plans[name].fingerprint)
         self._shadow.put_back()

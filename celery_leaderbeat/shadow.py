@@ -92,6 +92,14 @@ class Shadow:
             if known is None or known.slot < slot_to_us(slot):
                 self._put(entry, slot_to_us(slot), fingerprint)
 
+    def removed(self, entry: str, at: datetime) -> None:
+        """The ledger has marked an entry as removed at `at`."""
+        with self._lock:
+            known = self._entries.get(entry)
+            if known is not None:
+                record = {**known.record, "removed": str(slot_to_us(at))}
+                self._entries[entry] = Remembered(known.slot, json.dumps(record))
+
     def forget(self, entry: str) -> None:
         """The ledger has forgotten an entry that was removed."""
         with self._lock:

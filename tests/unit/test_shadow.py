@@ -97,6 +97,15 @@ def test_an_entry_that_was_removed_long_ago_is_not_brought_back() -> None:
     assert not shadow.lacks
 
 
+def test_a_leader_remembers_when_it_removed_an_entry() -> None:
+    shadow = seen((5, {"job": text(4)}))
+    shadow.removed("job", at(6))
+    shadow.removed("unknown", at(6))
+    (known,) = shadow.lacking({}, at(7)).values()
+    assert EntryRecord.read(json.dumps(known.record)).removed == at(6)
+    assert known.record["count"] == 3
+
+
 def test_a_leader_remembers_each_slot_that_it_decides() -> None:
     shadow = seen((5, {"job": text(4, missed=2, removed="1")}))
     shadow.stands("job", at(4), "g")
