@@ -192,9 +192,7 @@ class World:
         self.settings = settings = Settings.from_app(self.app, warn=False)
         patch.setattr(Settings, "from_app", classmethod(lambda cls, app, warn=True: settings))
         hub, client = self.hub, self.server.quick_client()
-        patch.setattr(
-            store_module, "make_client", lambda target, options, timeout, prefix: (client, lambda: None)
-        )
+        patch.setattr(store_module, "make_client", lambda target, options, timeout, prefix: client)
         threads = types.SimpleNamespace(
             Thread=lambda target, name, daemon: Thread(hub, self._here(), target), Lock=threading.Lock
         )
