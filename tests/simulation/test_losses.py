@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.simulation.faults import Losses
+from tests.simulation.faults import GoesBackOnce, Losses
 from tests.simulation.world import Work, World
 from tests.support.faketime_server import FrozenServer
 
@@ -58,3 +58,21 @@ def test_nothing_is_sent_twice_and_epochs_rise_however_often_data_is_lost(
         assert isinstance(world.faults, Losses)
         assert world.faults.lost > 2
         tell(f"seed {seed}: data was lost {world.faults.lost} times; {world.journal}")
+
+
+def test_a_claim_that_comes_back_after_its_message_was_sent_sends_no_second_one(
+    frozen_server: FrozenServer,
+) -> None:
+    entry = {"task": "plain.early", "schedule": 5.0, "options": {"leaderbeat": {"catch_up": "all"}}}
+    world = World(frozen_server, 1, {"job": entry}, beats=2, workers=1, make_faults=GoesBackOnce)
+    with world.living():
+        world.start()
+        world.run(60.0)
+        assert isinstance(world.faults, GoesBackOnce)
+        assert world.faults.went_back
+        sent = {key: sum(map(len, attempts.values())) for key, attempts in world.journal.sent.items()}
+        assert len(sent) >= 10
+        assert set(sent.values()) == {1}, sent
+        assert not [*world.journal.violations, *world.journal.troubles]
+        states = {key: record.state for key, record in world.ledger().slots(list(sent)).items() if record}
+        assert set(states.values()) <= {"sent"}, states
