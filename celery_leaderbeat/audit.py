@@ -7,7 +7,7 @@ happened: a slot that nothing happened to shows, too. Each gets one end:
 `running`, `retrying`, `sent`, `claimed`, `returned`   so far it has come
 `missed`, `skipped`   it wasn't sent, for the reason that is given
 `overdue`        nobody has led, or come to it, since it came due
-`forgotten`      it was decided so long ago that its record has expired
+`forgotten`      it was decided so long ago that its record has expired, or Redis has lost its record with other data
 `unexplained`    none of these: a fault of this package, or a record that Redis has lost
 """
 

@@ -22,12 +22,13 @@ from celery_leaderbeat.election import Elector
 from celery_leaderbeat.errors import StoreError
 from celery_leaderbeat.ledger import HORIZON, Ledger, NotLeading
 from celery_leaderbeat.message import Message, build_message, seconds_until
-from celery_leaderbeat.orders import ALL, Orders
-from celery_leaderbeat.pauses import Pause, Pauses
+from celery_leaderbeat.orders import ALL, Orders, Request
+from celery_leaderbeat.pauses import PAUSES_KEPT, Pause, Pauses
 from celery_leaderbeat.plan import ASK_AGAIN_AFTER, Plan
 from celery_leaderbeat.policy import Miss, Send, Skip
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.requested import Requested
+from celery_leaderbeat.restoring import Restorer
 from celery_leaderbeat.sender import Sender
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.sweep import Sweep
@@ -45,8 +46,6 @@ _CLAIM_BATCH = 32
 _SWEEP_EVERY = 2.0
 #: Seconds between two looks at the orders.
 _LOOK_EVERY = 0.5
-#: A pause that ended longer ago explains no slot that is still to be decided.
-_PAUSES_KEPT = timedelta(days=30)
 #: Longest that the tick loop sleeps, in seconds: it has to show that it comes round, and to look at the orders.
 _LONGEST_SLEEP = 0.5
 _NEVER = datetime.max.replace(tzinfo=timezone.utc)
@@ -82,6 +81,7 @@ class Dispatcher:
         self._sender = Sender(
             app, settings, clock, elector, plans, self._ledger, self._reports, self._advance
         )
+        self._restorer = Restorer(clock, elector, plans, self._ledger, self._reports)
         self._term: Term | None = None
         self._steps = StepWatch(clock)
         self._took_over: Term | None = None
@@ -103,14 +103,14 @@ class Dispatcher:
             self._round += 1
             if term != self._took_over:
                 self._take_over(term)
-            elif self._clock_went_back():
+            elif self._clock_went_back() or (term == self._term and self._restorer.has_gone_back(term)):
                 self._term = None
             if term != self._term:
                 self._term = None
                 self._begin(term)
             self._sender.settle()
             self._put_back(self._sender.go_on())
-            self._look_at_orders()
+            self._look_at_orders(term)
             if self._sender.held_for <= 0:
                 self._dispatch(term)
             if self._sweep is not None and self._monotonic() >= self._sweep_at:
@@ -119,7 +119,11 @@ class Dispatcher:
                 self._sender.settle()
                 if self._sweep.run():
                     self._sweep_at = self._monotonic() + _SWEEP_EVERY / 4
+                if self._restorer.is_incomplete():
+                    self._term = None
+                    self._begin(term)
             self._sender.look_at_broker(term)
+            self._restorer.leads(term)
         except NotLeading as exc:
             logger.debug("The lease of epoch %d is not ours any more: %s", term.epoch, exc)
             self._sender.drop()
@@ -156,13 +160,19 @@ class Dispatcher:
             pause = min(pause, max((when - self._clock.utcnow()).total_seconds(), 0.0))
         return max(pause, min(self._sender.held_for, _LONGEST_SLEEP))
 
-    def _look_at_orders(self) -> None:
+    def _look_at_orders(self, term: Term) -> None:
         if self._requested is None or self._monotonic() < self._look_at:
             return
         self._look_at = self._monotonic() + _LOOK_EVERY
         self._looked_in = self._round
-        self._pauses, requests = self._orders.look()
+        _, requests = self._read_orders(term)
         self._requested.look(requests, self._pauses_of, self._clock.utcnow())
+
+    def _read_orders(self, term: Term) -> tuple[dict[str, list[Pause]], list[Request]]:
+        """The pauses as they are stored, and the requests; the pauses that count are kept."""
+        stored, requests = self._orders.look()
+        self._pauses = self._restorer.pauses(term, stored)
+        return stored, requests
 
     def _take_over(self, term: Term) -> None:
         """From now on, `term` leads."""
@@ -190,22 +200,7 @@ class Dispatcher:
         """Go on where the entries stand in Redis."""
         self._sender.drop()
         self._sender.settle()
-        now = self._clock.utcnow()
-        fingerprints = {name: plan.fingerprint for name, plan in self._plans.items()}
-        positions = self._ledger.register(term, fingerprints, now)
-        lost = [
-            plan.last
-            for name, plan in self._plans.items()
-            if plan.last is not None and positions[name][0] == "new"
-        ]
-        if lost:
-            logger.warning(
-                "The ledger has lost %d entries that this replica had decided about until %s: they count from now, "
-                "and slots in between are lost. Does Redis keep its data?",
-                len(lost),
-                slot_text(max(lost)),
-                extra={"action": "ledger_lost", "count": len(lost)},
-            )
+        positions = self._restorer.register(term)
         for name, (kind, slot) in positions.items():
             self._elector.progress()
             if kind == "reset":
@@ -214,7 +209,7 @@ class Dispatcher:
                     name,
                     extra={"action": "entry_reset", "entry": name},
                 )
-            elif kind != "kept":
+            elif kind not in ("kept", "recalled"):
                 logger.info("Entry %r is %s.", name, kind, extra={"action": f"entry_{kind}", "entry": name})
             if name in self._plans:
                 self._start(self._plans[name], slot)
@@ -223,12 +218,15 @@ class Dispatcher:
         self._sweep = Sweep(
             self._app, self._ledger, term, self._plans, self._reports, grace, self._agenda.put
         )
+        before = self._requested
         self._requested = Requested(
             self._ledger, self._orders, self._plans, self._agenda.put, self._elector.progress
         )
         self._sweep_at = self._look_at = 0.0
-        pauses, _ = self._orders.look()
-        self._orders.forget_pauses(pauses, self._clock.utcnow() - _PAUSES_KEPT)
+        stored, requests = self._read_orders(term)
+        if before is not None and self._restorer.found_loss:
+            before.say_lost(requests)
+        self._orders.forget_pauses(stored, self._clock.utcnow() - PAUSES_KEPT)
         self._sender.start()
         self._term = term
 
@@ -295,7 +293,7 @@ class Dispatcher:
             decisions = plan.decide(now, self._led_since, self._pauses_of(plan))
             if self._looked_in != self._round and any(isinstance(item, Skip) for item in decisions):
                 # The pause may have been lifted since: what came due after that isn't paused.
-                self._pauses, _ = self._orders.look()
+                self._read_orders(term)
                 self._looked_in = self._round
                 decisions = plan.decide(now, self._led_since, self._pauses_of(plan))
         except (StoreError, NotLeading):
@@ -365,6 +363,10 @@ class Dispatcher:
             self._reports.skipped(*said)
 
     def _advance(self, plan: Plan, slot: datetime) -> None:
+        back = plan.returned.get(slot)
+        if back is None or not back.owed:
+            # What is owed moves the last decided slot nowhere.
+            self._restorer.decided(plan, slot)
         plan.advance(slot)
         failure, plan.failure = plan.failure, None
         if failure is not None:

@@ -23,8 +23,9 @@ back, because Redis has lost what was written since (a failover to a replica tha
 What happens on failure. Redis doesn't answer: the leader tries again with back-off until its trust ends, then
 it is a standby. The process dies: its subscription ends with it, and a standby that has seen it gone at two
 looks a second apart, under an unchanged lease, takes the lease over. The process is frozen, or its network is
-cut: its subscription stands, and the lease expires. The tick loop hangs: after `leaderbeat_stall_timeout` the
-renewals stop. No end of a term ends the process.
+cut: its subscription stands, and the lease expires. Redis loses its data: the lease is gone, the replica that led last
+is let go first, and whoever is elected puts back what it remembers (`shadow`, `restoring`). The tick loop hangs: after
+`leaderbeat_stall_timeout` the renewals stop. No end of a term ends the process.
 
 Releases. A leader that learns of a candidate of a newer release ends the round that is under way and releases the
 lease; a standby leaves a free lease to it (see `membership`, `standby`).
@@ -46,6 +47,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery_leaderbeat.backoff import backoff
@@ -60,6 +62,8 @@ from celery_leaderbeat.membership import Candidate, Membership
 from celery_leaderbeat.remarks import Remarks
 from celery_leaderbeat.server import ServerCheck
 from celery_leaderbeat.settings import Settings
+from celery_leaderbeat.shadow import Shadow
+from celery_leaderbeat.shadow_reader import ShadowReader
 from celery_leaderbeat.standby import Standby
 from celery_leaderbeat.store import Store
 from celery_leaderbeat.term import Term
@@ -75,7 +79,7 @@ _ROUND = 0.05
 #: Longest that a replica which stepped down leaves the elections to others, in seconds.
 _LONGEST_RETREAT = 300.0
 #: Bounds of the wait between two tries while Redis doesn't answer, in seconds.
-_BACKOFF = (0.05, 1.0)
+_BACKOFF = (0.05, 0.3)
 
 
 def new_holder() -> str:
@@ -96,6 +100,9 @@ class Elector:
         holder: identity of this replica.
         comparison: knows this replica's schedule, whose fingerprint the lease tells; None for none.
         changed: called with each term when it begins, and with the reason when it has ended.
+
+    Attributes:
+        shadow: what this replica remembers of the ledger.
     """
 
     def __init__(
@@ -118,6 +125,7 @@ class Elector:
             attributes["release"] = settings.release.text
         if comparison is not None:
             attributes["fingerprint"] = comparison.fingerprint
+        self.shadow = Shadow()
         self._desk = Desk(clock.clock, settings.stall_timeout)
         self._lease = Lease(settings, clock, self._store, holder, attributes)
         self._members = Membership(settings, self._store, holder)
@@ -134,6 +142,7 @@ class Elector:
             ServerCheck(settings, self._store),
             comparison,
             holder,
+            ShadowReader(self._store, self.shadow, clock),
         )
         self._gained: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._handing_over = False
@@ -165,6 +174,12 @@ class Elector:
     def term(self) -> Term | None:
         """The term that this replica may trust right now, or None."""
         return self._lease.trusted()
+
+    def trusted_until(self, term: Term) -> datetime | None:
+        """Until when, by the fleet's clock, nobody else can lead; None if `term` isn't ours."""
+        if not self.trusts(term):
+            return None
+        return self.clock.utcnow() + timedelta(seconds=self._lease.until - self._monotonic())
 
     def trusts(self, term: Term) -> bool:
         """Whether `term` is still ours to act on."""

@@ -51,6 +51,7 @@ class Lease:
 
     Attributes:
         highest: the highest epoch that this replica has seen.
+        led_last: the holder that led under it, empty if none was seen.
         at_stake: a lease of this replica may stand in Redis.
     """
 
@@ -64,6 +65,7 @@ class Lease:
         self._attributes = attributes
         self._held: _Held | None = None
         self.highest = 0
+        self.led_last = ""
         self.at_stake = False
 
     # -- what is trusted -----------------------------------------------------------------------------------
@@ -88,6 +90,11 @@ class Lease:
     def has_outlived(self, term: Term) -> bool:
         """Whether a later term than `term` has been seen: then its lease has come back with the writes of a lost time."""
         return 0 < term.epoch < self.highest
+
+    def saw(self, term: Term) -> None:
+        """Somebody leads, or led, under `term`."""
+        if term.epoch > self.highest:
+            self.highest, self.led_last = term.epoch, term.holder
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -148,11 +155,13 @@ class Lease:
         """
         sent = self._monotonic()
         keys = self._store.keys
-        answer = self._store.run("renew", [keys.lease], [term.value, round(self._settings.lease_ttl * 1000)])
+        args: list[str | int] = [term.value, round(self._settings.lease_ttl * 1000), term.epoch]
+        answer = self._store.run("renew", [keys.lease, keys.epoch], args)
         self.at_stake = answer[0] == 1
         if answer[0] != 1:
             other = Term.read(answer[1]) if answer[1] else None
-            self.highest = max(self.highest, other.epoch if other else 0)
+            if other is not None:
+                self.saw(other)
             return f"the lease is held by {other.holder}" if other else "the lease is gone"
         self._observe(answer[1:], sent)
         self._trust(term, sent)
@@ -190,7 +199,7 @@ class Lease:
     # -- small parts ---------------------------------------------------------------------------------------
 
     def _trust(self, term: Term, sent: float) -> None:
-        self.highest = max(self.highest, term.epoch)
+        self.highest, self.led_last = max(self.highest, term.epoch), self._holder
         self._held = _Held(term, sent + self._settings.lease_ttl - self._settings.margin)
 
     def _observe(self, time: list[str], sent: float) -> None:

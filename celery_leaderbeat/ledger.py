@@ -10,10 +10,20 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from celery_leaderbeat.history import LedgerReader
-from celery_leaderbeat.records import Claim, SlotRecord, Verdict
+from celery_leaderbeat.pauses import Pause, pauses_text
+from celery_leaderbeat.records import (
+    FAR_AHEAD,
+    REMOVED_LIFETIME,
+    Claim,
+    EntryRecord,
+    Recalled,
+    SlotRecord,
+    Verdict,
+)
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import Stamp, parse_tick_key, slot_from_us, slot_to_us
@@ -21,9 +31,7 @@ from celery_leaderbeat.tick import Stamp, parse_tick_key, slot_from_us, slot_to_
 __all__ = ["HORIZON", "Ledger", "NotLeading"]
 
 #: A stored slot this much later than now (seconds) was written by a clock that had jumped.
-HORIZON = 300.0
-#: How long the record of a removed entry is kept, in µs: a week, so that a rollback finds it.
-_REMOVED_LIFETIME = 7 * 86_400_000_000
+HORIZON = FAR_AHEAD / 1e6
 #: Longest that a claim waits for its replicas, in seconds; and that a look at whether they are there again takes.
 _REPLICATED_WITHIN, _LOOK_WITHIN = 1.0, 0.1
 #: Entries, or slots, per script where there are many.
@@ -66,30 +74,42 @@ class Ledger(LedgerReader):
     # -- the leader's side ---------------------------------------------------------------------------------
 
     def register(
-        self, term: Term, fingerprints: Mapping[str, str], now: datetime
+        self,
+        term: Term,
+        fingerprints: Mapping[str, str],
+        now: datetime,
+        stored: Mapping[str, EntryRecord] | None = None,
+        recalled: Mapping[str, Recalled] = MappingProxyType({}),
+        lost: str = "",
     ) -> dict[str, tuple[str, datetime]]:
-        """Where each entry goes on: name -> (kept, new, changed, restored, reset, removed or forgotten; slot).
+        """Where each entry goes on: name -> (kept, new, changed, restored, recalled, reset, removed or forgotten; slot).
 
-        `fingerprints` names all entries of the schedule.
+        Parameters:
+            fingerprints: names all entries of the schedule.
+            stored: the entries as the ledger has them, if they have been read.
+            recalled: what the ledger has lost of entries.
+            lost: why slots are missed of which nobody knows whether they were sent.
 
         Raises:
             NotLeading: the lease is gone; nothing was written.
         """
         now_us = slot_to_us(now)
-        horizon_us = now_us + round(HORIZON * 1e6)
-        limits = [str(now_us), str(horizon_us), str(now_us - _REMOVED_LIFETIME)]
-        stored, defined = self.entries(), self.store.fields(self._keys.definitions)
+        horizon_us = now_us + FAR_AHEAD
+        limits = [str(now_us), str(horizon_us), str(now_us - REMOVED_LIFETIME), lost]
+        stored = self.entries() if stored is None else stored
+        defined = self.store.fields(self._keys.definitions)
         found = {name: ("kept", stored[name].slot) for name in fingerprints if name in stored}
         pairs = [
             (name, fingerprint)
             for name, fingerprint in fingerprints.items()
             if name not in stored
+            or name in recalled
             or name not in defined
             or stored[name].fingerprint != fingerprint
             or stored[name].removed
             or slot_to_us(stored[name].slot) > horizon_us
         ]
-        pairs += [(name, "") for name in stored if name not in fingerprints]
+        pairs += [(name, "") for name in {**stored, **recalled} if name not in fingerprints]
         for i in range(0, len(pairs), _CHUNK):
             chunk = pairs[i : i + _CHUNK]
             answer = self._leading(
@@ -99,14 +119,29 @@ class Ledger(LedgerReader):
                         self._keys.lease,
                         self._keys.entries,
                         self._keys.definitions,
+                        self._keys.counts,
                         *(self._keys.unsent(name) for name, _ in chunk),
                     ],
-                    [term.value, *limits, *(text for pair in chunk for text in pair)],
+                    [term.value, *limits, *(text for pair in chunk for text in _as_args(*pair, recalled))],
                 )
             )
             for (name, _), kind, slot in zip(chunk, answer[::2], answer[1::2], strict=True):
                 found[name] = (kind, slot_from_us(int(slot)))
         return found
+
+    def entry_count(self) -> int:
+        """Of how many entries something is kept."""
+        return self.store.size(self._keys.entries)
+
+    def restore_pauses(self, term: Term, pauses: Mapping[str, Sequence[Pause]]) -> int:
+        """Put back pauses that the ledger has lost; returns for how many entries it had.
+
+        Raises:
+            NotLeading: the lease is gone; nothing was written.
+        """
+        args = [text for entry, spans in pauses.items() for text in (entry, pauses_text(spans))]
+        keys = [self._keys.lease, self._keys.paused]
+        return int(self._leading(self.store.run("restore_pauses", keys, [term.value, *args]))[0])
 
     def claim(self, term: Term, batch: str, claims: Sequence[Claim]) -> list[str]:
         """Claim slots; for each `"claimed"`, or why not (see `claim.lua`). The same `batch` may ask again.
@@ -344,3 +379,13 @@ class Ledger(LedgerReader):
         if answer[0] != 1:
             raise NotLeading(answer[1])
         return answer[1:]
+
+
+def _as_args(name: str, fingerprint: str, recalled: Mapping[str, Recalled]) -> tuple[str, str, str, str]:
+    """An entry's part of the arguments of `register`."""
+    known = recalled.get(name, Recalled())
+    lost = ""
+    if known.first is not None and known.last is not None:
+        span = {"first": str(slot_to_us(known.first)), "last": str(slot_to_us(known.last))}
+        lost = json.dumps({**span, "count": known.count})
+    return name, fingerprint, known.record, lost

@@ -18,7 +18,7 @@ __all__ = ["Listener"]
 logger = logging.getLogger(__name__)
 
 #: Bounds of the wait between two tries to subscribe, in seconds.
-_BACKOFF = (0.05, 1.0)
+_BACKOFF = (0.05, 0.3)
 
 
 class Listener:

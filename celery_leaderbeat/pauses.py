@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any
 
-from celery_leaderbeat.tick import slot_from_us
+from celery_leaderbeat.tick import slot_from_us, slot_to_us
 
-__all__ = ["Pause", "Pauses", "parse_pauses"]
+__all__ = ["PAUSES_KEPT", "Pause", "Pauses", "lacking_pauses", "merged_pauses", "parse_pauses", "pauses_text"]
+
+#: A pause that ended longer ago explains no slot that is still to be decided.
+PAUSES_KEPT = timedelta(days=30)
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,40 @@ class Pauses:
         ]
 
 
+def merged_pauses(
+    known: Mapping[str, Iterable[Pause]], stored: Mapping[str, Iterable[Pause]], now: datetime
+) -> dict[str, list[Pause]]:
+    """Two states of knowledge about the pauses of entries, as one.
+
+    Nothing that happens to a pause makes it longer, and none goes away but long after its end: so all of both count,
+    each with its earlier end. Those that ended longer than `PAUSES_KEPT` before `now` are left out.
+    """
+    found = {}
+    for entry in {**known, **stored}:
+        spans: dict[datetime, Pause] = {}
+        for pause in itertools.chain(stored.get(entry, ()), known.get(entry, ())):
+            other = spans.setdefault(pause.since, pause)
+            if pause.until is not None and (other.until is None or pause.until < other.until):
+                spans[pause.since] = replace(other, until=pause.until)
+        kept = [pause for pause in spans.values() if pause.until is None or pause.until > now - PAUSES_KEPT]
+        if kept:
+            found[entry] = sorted(kept, key=lambda pause: pause.since)
+    return found
+
+
+def lacking_pauses(
+    known: Mapping[str, Iterable[Pause]], stored: Mapping[str, Iterable[Pause]]
+) -> dict[str, list[Pause]]:
+    """Those of the known pauses that are stored otherwise, or not at all."""
+    found = {}
+    for entry, pauses in known.items():
+        there = set(stored.get(entry, ()))
+        lacking = [pause for pause in pauses if pause not in there]
+        if lacking:
+            found[entry] = lacking
+    return found
+
+
 def parse_pauses(text: str | None) -> list[Pause]:
     """The pauses in one field of the `paused` hash; none for an empty one or None.
 
@@ -104,6 +141,17 @@ def parse_pauses(text: str | None) -> list[Pause]:
     if not isinstance(spans, list):
         raise ValueError(f"the pauses are {text!r}: expected a JSON list")
     return [_pause(span) for span in spans]
+
+
+def pauses_text(pauses: Iterable[Pause]) -> str:
+    """The pauses as `parse_pauses` reads them."""
+    spans = []
+    for pause in pauses:
+        span = {"since": str(slot_to_us(pause.since)), "note": pause.note, "by": pause.by}
+        if pause.until is not None:
+            span["until"] = str(slot_to_us(pause.until))
+        spans.append(span)
+    return json.dumps(spans)
 
 
 def _pause(span: Any) -> Pause:

@@ -10,7 +10,22 @@ from typing import Any, Literal
 
 from celery_leaderbeat.tick import slot_from_us
 
-__all__ = ["ENDS", "Claim", "EntryRecord", "SlotRecord", "UnsentRange", "Verdict"]
+__all__ = [
+    "ENDS",
+    "FAR_AHEAD",
+    "REMOVED_LIFETIME",
+    "Claim",
+    "EntryRecord",
+    "Recalled",
+    "SlotRecord",
+    "UnsentRange",
+    "Verdict",
+]
+
+#: A last decided slot this much later than now (µs) was written by a clock that had jumped.
+FAR_AHEAD = 300_000_000
+#: How long the record of a removed entry is kept, in µs: a week, so that a rollback finds it.
+REMOVED_LIFETIME = 7 * 86_400_000_000
 
 #: States of a slot's record that nothing changes any more, requests apart.
 ENDS = ("done", "failed", "abandoned", "skipped", "missed", "refused")
@@ -150,11 +165,28 @@ class EntryRecord:
 
 
 @dataclass(frozen=True)
-class UnsentRange:
-    """A range of slots of one entry that were never sent, and have no records.
+class Recalled:
+    """What is known of an entry beyond what the ledger holds.
 
     Attributes:
-        state: `"missed"` or `"skipped"`.
+        record: its record as JSON, to be put back unless a later one is stored; empty for none.
+        first: oldest of its slots of which nobody knows whether they were sent, None if there are none.
+        last: newest of them.
+        count: how many they are; 0 where they can't be counted.
+    """
+
+    record: str = ""
+    first: datetime | None = None
+    last: datetime | None = None
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class UnsentRange:
+    """A range of slots of one entry that were never sent, and have no records; or whose records were lost.
+
+    Attributes:
+        state: `"missed"`, `"skipped"` or `"forgotten"`.
         count: how many slots it has; 0 where nobody counted them.
     """
 

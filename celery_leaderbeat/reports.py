@@ -70,4 +70,4 @@ class Reports:
 def _range(first: datetime, last: datetime, count: int) -> str:
     if count == 1:
         return f"the slot {slot_text(last)} is"
-    return f"{count} slots from {slot_text(first)} to {slot_text(last)} are"
+    return f"{count or 'the'} slots from {slot_text(first)} to {slot_text(last)} are"

@@ -114,6 +114,23 @@ class Requested:
                 known.oldest = unsent[0]
                 self._orders.note_progress(known.request, unsent[0] - _MICROSECOND)
 
+    def say_lost(self, kept: Iterable[Request]) -> None:
+        """Redis has lost data: say which of these requests it has lost with that, as `kept` are left."""
+        left = {request.id for request in kept}
+        for known in self._open.values():
+            request = known.request
+            if request.id in left:
+                continue
+            logger.warning(
+                "Redis has lost the request (%s) of %s for slots of %s up to %s, and what of it isn't sent yet won't be: "
+                "ask again.",
+                request.kind,
+                request.by,
+                repr(request.entry) if request.entry else "all entries",
+                slot_text(request.until),
+                extra={"action": "request_lost", "entry": request.entry},
+            )
+
     def _go_on(self, known: _Open, pauses_of: Callable[[Plan], Pauses], now: datetime) -> None:
         """Take a request up for some of the plans that it is still to be taken up for."""
         request, waiting = known.request, []

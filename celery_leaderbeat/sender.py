@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 from celery_leaderbeat.backoff import backoff
@@ -39,6 +40,7 @@ from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.publisher import Publisher
 from celery_leaderbeat.replication import Replication
 from celery_leaderbeat.reports import Reports
+from celery_leaderbeat.sent_before import SentBefore
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.term import Term
 
@@ -91,6 +93,7 @@ class Sender:
         self._replication = Replication(ledger, settings.min_replicas, clock.clock)
         self._publisher: Publisher | None = None
         self._batch: Batch | None = None
+        self._sent_before = SentBefore()
 
     @property
     def held_for(self) -> float:
@@ -236,16 +239,18 @@ class Sender:
     def _publish(self, batch: Batch, messages: list[Message]) -> None:
         began = self._monotonic()
         sent, away = False, None
+        known = [message for message in messages if self._sent_before.settles(message)]
         publish = self._connected().publish(
-            messages,
+            [message for message in messages if message.outcome is None],
             allowed=lambda: self._elector.trusts(batch.term),
             on_sent=lambda message: self._confirm(batch, message),
         )
-        for message in publish:
+        for message in chain(known, publish):
             self._elector.progress()
             outcome = message.outcome
             if outcome is None:
                 continue
+            self._sent_before.note(message, outcome)
             if outcome.kind == "sent":
                 sent = True
                 began = self._monotonic()

@@ -1,6 +1,7 @@
 """The standby: waits until this replica is elected.
 
-It stands for election when the lease is free, or when its holder is gone, unless it has stepped down a short while
+It stands for election when the lease is free, when its holder is gone, or when the lease has outlived its TTL and nobody
+has renewed it for a TTL (so it is where the server's clock was set back and the holder is frozen), unless it has stepped down a short while
 ago, its tick loop hangs, or a replica of a newer release stands, too (see `membership`). Where a free lease is left
 to others and none of them takes it for a TTL, it stands all the same: that somebody leads comes first.
 """
@@ -17,6 +18,7 @@ from celery_leaderbeat.membership import Membership
 from celery_leaderbeat.remarks import Remarks
 from celery_leaderbeat.server import ServerCheck
 from celery_leaderbeat.settings import Settings
+from celery_leaderbeat.shadow_reader import ShadowReader
 from celery_leaderbeat.store import Look, Store
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.watch import Watch
@@ -27,6 +29,9 @@ __all__ = ["Standby"]
 _LOOK_INTERVAL = 0.5
 #: Longest that a standby waits for its own subscription before it stands for election, in seconds.
 _SUBSCRIBE_FIRST = 0.5
+#: So long a lease that was lost with other data is left to the replica that led last, in seconds; and if that is seen
+#: to live, which then finds out by itself.
+_COURTESY, _PATIENCE = 0.3, 0.7
 #: Wait before a lease that was left to a newer release is looked at again, in seconds.
 _LEFT = 0.1
 #: Wait before the leader's schedule is compared again, in seconds.
@@ -49,6 +54,7 @@ class Standby:
         server: ServerCheck,
         comparison: Comparison | None,
         holder: str,
+        reader: ShadowReader,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -61,6 +67,7 @@ class Standby:
         self._server = server
         self._comparison = comparison
         self._holder = holder
+        self._reader = reader
         self._unable_until = float("-inf")
         # Of one wait for an election:
         self._watch: Watch | None = None
@@ -74,6 +81,7 @@ class Standby:
         """Wait until this replica is elected. None when it is told to stop."""
         self._watch = None
         self._free_since = None
+        self._reader.begin()
         self._began, self._announced = self._clock.monotonic(), float("-inf")
         while not self._desk.stopping:
             self._announce()
@@ -103,7 +111,7 @@ class Standby:
             return None
         if (watch is None or gone) and self._may_stand():
             return self._stand(watch.term.value if watch is not None else "")
-        pause = look.remaining / 1000 + 0.001 if look.remaining >= 0 else _LOOK_INTERVAL
+        pause = look.remaining / 1000 + 0.001 if look.remaining >= 0 else _COURTESY
         self._desk.wait(min(_LOOK_INTERVAL, pause))
         return None
 
@@ -127,6 +135,7 @@ class Standby:
             channel = self._store.keys.alive(self._watch.term.holder)
         look = self._lease.look(channel)
         self._server.once(look.now)
+        self._reader.look(look)
         now = self._clock.monotonic()
         if look.value is not None:
             self._free_since = None
@@ -135,7 +144,7 @@ class Standby:
         watch = self._watch
         if watch is not None and watch.term.value == look.value:
             self._compare(watch.term)
-            gone = watch.gone(look.subscribers, now)
+            gone = watch.gone(look.subscribers, now) or watch.outlives(look.remaining, now)
         else:
             self._watch = watch = None if look.value is None else Watch(Term.read(look.value))
             gone = False
@@ -145,7 +154,7 @@ class Standby:
             self._remarks.came_back(watch.term, self._lease.highest)
             gone = True
         elif watch is not None and watch.term.holder != self._holder:
-            self._lease.highest = max(self._lease.highest, watch.term.epoch)
+            self._lease.saw(watch.term)
         return look, watch, gone
 
     def _compare(self, term: Term) -> None:
@@ -162,7 +171,16 @@ class Standby:
         return free_since is not None and self._clock.monotonic() - free_since >= self._settings.lease_ttl
 
     def _may_stand(self) -> bool:
-        """Whether this replica stands for election, or leaves it to another after it has stepped down."""
+        """Whether this replica stands for election, or leaves it to another.
+
+        To the one that led last, for a moment, after Redis has lost data: it knows best what was decided. And to
+        any, after it has stepped down.
+        """
+        free_since, led_last = self._free_since, self._lease.led_last
+        if self._reader.lacks and led_last != self._holder and free_since is not None:
+            lives = self._store.subscribers(self._store.keys.alive(led_last))
+            if self._clock.monotonic() - free_since < (_PATIENCE if lives else _COURTESY):
+                return False
         if self._clock.monotonic() >= self._desk.candidate_from or not self._members.others:
             return True
         return self._nobody_takes_it

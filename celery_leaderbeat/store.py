@@ -8,7 +8,7 @@ retries nothing: every script can be asked again, and the caller knows until whe
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -125,12 +125,16 @@ class Look:
         remaining: its TTL in ms, negative if it doesn't expire.
         now: the server's time, in Unix seconds.
         subscribers: how many subscribe to the channel asked for, None if the server doesn't say.
+        counts: the ledger's totals; while they stay the same under one lease, no slot was decided.
+        paused: the hash `paused`.
     """
 
     value: str | None
     remaining: int
     now: float
     subscribers: int | None
+    counts: Mapping[str, str]
+    paused: Mapping[str, str]
 
 
 @cache
@@ -228,12 +232,19 @@ class Store:
         return call
 
     def look(self, subscribers_of: str | None = None) -> Look:
-        """Look at the lease, the server's clock, and how many subscribe to a channel."""
+        """Look at the lease, the server's clock, what the shadow follows, and how many subscribe to a channel."""
         with self._translated("a look at the lease"), self._client.pipeline(transaction=False) as pipe:
             pipe.get(self.keys.lease).pttl(self.keys.lease).time()
-            value, remaining, (seconds, microseconds) = pipe.execute()
+            pipe.hgetall(self.keys.counts).hgetall(self.keys.paused)
+            answers = pipe.execute(raise_on_error=False)
+            for answer in answers[:3]:
+                if isinstance(answer, Exception):
+                    raise answer
+        value, remaining, (seconds, microseconds) = answers[:3]
+        # What is in the way of the shadow must not be in the way of an election.
+        counts, paused = (answer if isinstance(answer, dict) else {} for answer in answers[3:])
         subscribers = self.subscribers(subscribers_of) if subscribers_of else None
-        return Look(value, remaining, seconds + microseconds / 1e6, subscribers)
+        return Look(value, remaining, seconds + microseconds / 1e6, subscribers, counts, paused)
 
     def subscribers(self, channel: str) -> int | None:
         """How many connections subscribe to `channel`; None where the server doesn't say."""
@@ -255,6 +266,16 @@ class Store:
         with self._translated(f"HGETALL {key}"):
             found: dict[str, str] = self._client.hgetall(key)
         return found
+
+    def scan_table(self, key: str) -> dict[str, str]:
+        """A whole hash, piece by piece, so that a large one keeps nobody waiting."""
+        with self._translated(f"HSCAN {key}"):
+            return dict(self._client.hscan_iter(key, count=1000))
+
+    def size(self, key: str) -> int:
+        """How many fields a hash has."""
+        with self._translated(f"HLEN {key}"):
+            return int(self._client.hlen(key))
 
     def tables(self, keys: Iterable[str]) -> list[dict[str, str]]:
         """Many hashes in one round trip; an empty one for each that isn't there."""

@@ -22,6 +22,7 @@ class Term:
     app: str = ""
     fingerprint: str = ""
     release: str = ""
+    ttl: float = 0.0
 
     @classmethod
     def read(cls, value: str) -> Term:
@@ -39,6 +40,7 @@ class Term:
                 app=str(found.get("app", "")),
                 fingerprint=str(found.get("fingerprint", "")),
                 release=str(found.get("release", "")),
+                ttl=float(found.get("ttl", 0.0)),
             )
         except (ValueError, TypeError, KeyError):
             return cls(value=value, holder=value, epoch=0)

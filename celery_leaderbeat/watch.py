@@ -21,6 +21,19 @@ class Watch:
         self.term = term
         self._sighted = term.watched
         self._gone_since: float | None = None
+        self._long_since: float | None = None
+
+    def outlives(self, remaining: int, now: float) -> bool:
+        """Whether nobody has renewed the lease for a whole TTL, and it hasn't lapsed: `remaining` is in ms.
+
+        So it is when the server's clock, by which leases lapse, was set back, and the holder is dead or frozen.
+        """
+        if not self.term.ttl or remaining <= self.term.ttl * 1000:
+            self._long_since = None
+            return False
+        if self._long_since is None:
+            self._long_since = now
+        return now - self._long_since >= self.term.ttl
 
     def gone(self, subscribers: int | None, now: float) -> bool:
         """Take a look: how many subscribe to the holder's channel at `now` (None: the server didn't say)."""

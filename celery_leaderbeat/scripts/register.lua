@@ -5,19 +5,24 @@
 -- beyond the horizon was written by a clock that had jumped; it is reset to now.
 -- An entry that the schedule no longer has is marked as removed, and forgotten once the mark is older than the limit.
 -- Which fingerprint was in force when is kept too, so that the slots of a time can be computed later.
+-- Where the ledger has lost data, what the leader remembers is put back first: the later of two last decided slots
+-- counts, so that it never moves back. Slots that may have been sent, and nobody knows, are missed.
 --
 -- KEYS  1 lease
 --       2 entries: hash of entry -> {slot, fingerprint, count, missed, skipped, open, removed}
 --       3 definitions: hash of entry -> [{fingerprint, since, until}], in µs as texts, the latest last
---       4, … for each entry its ranges of slots that were never sent
+--       4 counts
+--       5, … for each entry its ranges of slots that were never sent
 -- ARGV  1 lease value of the term
 --       2 now, in µs since the Unix epoch
 --       3 horizon in µs: a stored slot later than this is reset
 --       4 removed entries are forgotten when marked before this (µs)
---       5, 6, … entry, fingerprint ('' if the schedule no longer has the entry), entry, fingerprint, …
+--       5 why slots are missed that may have been sent
+--       6, … for each entry: its name, its fingerprint ('' if the schedule no longer has it), what is remembered of it
+--         (as in `entries`, '' for nothing), and the slots that may have been sent ({first, last, count}, '' for none)
 -- Returns  {0, lease value}      no longer the leader; nothing was written
---          {1, kind, slot, …}    for each entry: kept, new, changed, restored, reset, removed or
---                                forgotten; slot in µs
+--          {1, kind, slot, …}    for each entry: kept, new, changed, restored (it was removed), recalled (it was lost), reset,
+--                                removed or forgotten; slot in µs
 
 local held = redis.call('GET', KEYS[1])
 if held ~= ARGV[1] then
@@ -51,10 +56,29 @@ local function define(name, fingerprint, since)
   end
 end
 
-for i = 5, #ARGV, 2 do
-  local name, fingerprint, unsent = ARGV[i], ARGV[i + 1], KEYS[4 + (i - 5) / 2]
-  local known = entry_of(redis.call('HGET', KEYS[2], name))
+for i = 6, #ARGV, 4 do
+  local name, fingerprint, unsent = ARGV[i], ARGV[i + 1], KEYS[5 + (i - 6) / 4]
+  local known, remembered = entry_of(redis.call('HGET', KEYS[2], name)), entry_of(ARGV[i + 2])
+  local recalled = false
+  if remembered and (not known or tonumber(known.slot) < tonumber(remembered.slot)) then
+    if known then
+      keep_range(unsent, known.slot, {state = 'forgotten', first = whole(tonumber(known.slot) + 1), last = remembered.slot,
+        count = 0, reason = 'Redis has lost its record'})
+    end
+    known, recalled = remembered, true
+  end
   local entry = known or {slot = now, count = 0, missed = 0}
+  local lost = ARGV[i + 3] ~= '' and cjson.decode(ARGV[i + 3])
+  local since = entry.slot
+  if lost and tonumber(entry.slot) < tonumber(lost.last) then
+    recalled = true
+    keep_range(unsent, entry.slot,
+      {state = 'missed', first = lost.first, last = lost.last, count = lost.count, reason = ARGV[5]})
+    entry.slot = lost.last
+    entry.missed = (entry.missed or 0) + lost.count
+    redis.call('HINCRBY', KEYS[4], 'missed', lost.count)
+    event('missed', 'entry', name, 'from', lost.first, 'to', lost.last, 'count', lost.count, 'reason', ARGV[5])
+  end
   local decided = entry.slot
   local kind = 'kept'
   if fingerprint == '' then
@@ -99,8 +123,9 @@ for i = 5, #ARGV, 2 do
     redis.call('HDEL', KEYS[3], name)
   else
     redis.call('HSET', KEYS[2], name, cjson.encode(entry))
-    define(name, fingerprint, kind == 'kept' and decided or now)
+    define(name, fingerprint, kind == 'kept' and since or now)
   end
+  kind = kind == 'kept' and recalled and 'recalled' or kind
   if kind ~= 'kept' then
     event('defined', 'entry', name, 'kind', kind, 'schedule', fingerprint)
   end

@@ -147,7 +147,8 @@ class Ground:
         return Term.read(answer[1])
 
     def renew(self, term: Term, ttl: int = 15_000) -> list[Any]:
-        answer: list[Any] = self.store.run("renew", [self.keys.lease], [term.value, ttl])
+        keys = [self.keys.lease, self.keys.epoch]
+        answer: list[Any] = self.store.run("renew", keys, [term.value, ttl, term.epoch])
         return answer
 
     def release(self, term: Term) -> int:

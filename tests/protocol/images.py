@@ -40,7 +40,7 @@ return answers
 #: What each script is given, by its KEYS: it can't tell worlds apart that differ elsewhere.
 _PARTS = {
     "elect": frozenset({"lease", "epoch"}),
-    "renew": frozenset({"lease"}),
+    "renew": frozenset({"lease", "epoch"}),
     "release": frozenset({"lease"}),
     "claim": frozenset({"lease", "entry", "unfinished", "records"}),
     "confirm": frozenset({"unfinished", "records"}),
@@ -166,7 +166,8 @@ class Images:
         return kind, _timeless(value)
 
     def _renew(self, value: str) -> bool:
-        return bool(self._store.run("renew", [self._keys.lease], [value, 600_000])[0])
+        keys = [self._keys.lease, self._keys.epoch]
+        return bool(self._store.run("renew", keys, [value, 600_000, json.loads(value)["epoch"]])[0])
 
     def _release(self, value: str) -> bool:
         keys = [self._keys.lease, self._keys.released]

@@ -173,6 +173,32 @@ def test_a_late_renewal_does_not_extend_a_newer_term_of_the_same_replica(ground:
     assert ground.client.pttl(ground.keys.lease) <= 3_000
 
 
+@pytest.mark.parametrize("lost", [None, "17", "garbage"])
+def test_an_epoch_that_is_lost_is_written_again_by_who_leads(ground: Ground, lost: str | None) -> None:
+    term = ground.elect()
+    if lost is None:
+        ground.client.delete(ground.keys.epoch)
+    else:
+        ground.client.set(ground.keys.epoch, lost)
+    assert ground.renew(term)[0] == 1
+    assert ground.client.get(ground.keys.epoch) == str(term.epoch)
+
+
+def test_a_renewal_does_not_take_the_epoch_back(ground: Ground) -> None:
+    term = ground.elect()
+    ground.client.set(ground.keys.epoch, term.epoch + 5)
+    ground.renew(term)
+    assert ground.client.get(ground.keys.epoch) == str(term.epoch + 5)
+
+
+def test_a_late_renewal_writes_no_epoch(ground: Ground) -> None:
+    late = ground.elect("one")
+    ground.lapse()
+    ground.client.delete(ground.keys.epoch)
+    assert ground.renew(late) == [0, ""]
+    assert not ground.client.exists(ground.keys.epoch)
+
+
 def test_a_release_frees_the_lease_and_wakes_the_standbys(ground: Ground) -> None:
     term = ground.elect()
     waiting = ground.store.subscribe(ground.keys.wake)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
+from celery_leaderbeat.ledger import NotLeading
 from celery_leaderbeat.orders import ALL, Orders
+from celery_leaderbeat.pauses import Pause
+from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import slot_to_us
 from tests.protocol.ground import ENTRY, Ground, slot
 
@@ -273,3 +277,56 @@ def test_pauses_that_are_long_over_are_forgotten(ground: Ground) -> None:
     assert set(orders.look()[0]) == {"nightly", "daily"}
     orders.forget_pauses(pauses, ground.store.now())
     assert set(orders.look()[0]) == {"daily"}
+
+
+# Pauses that Redis has lost, and the leader remembers
+
+
+def _put_back(ground: Ground, *pauses: Pause, entry: str = ENTRY) -> int:
+    value = ground.client.get(ground.keys.lease)
+    term = Term.read(value) if value else ground.elect()
+    return ground.ledger.restore_pauses(term, {entry: pauses})
+
+
+def test_a_pause_that_is_gone_is_put_back_with_its_note(ground: Ground) -> None:
+    ground.orders.pause(ENTRY, note="a migration")
+    before = ground.orders.look()[0][ENTRY]
+    ground.client.delete(ground.keys.paused)
+    assert _put_back(ground, *before) == 1
+    assert ground.orders.look()[0] == {ENTRY: before}
+    assert ground.told()[-1] == "pause_restored"
+    assert ground.ask(ground.next_term(), 1) == ["paused"]
+
+
+def test_what_was_ordered_meanwhile_stays_beside_a_pause_that_is_put_back(ground: Ground) -> None:
+    began = ground.orders.pause(ENTRY)
+    earlier = Pause(began - timedelta(hours=2), began - timedelta(hours=1), "before", "bob")
+    assert _put_back(ground, earlier) == 1
+    assert [pause.since for pause in ground.orders.look()[0][ENTRY]] == [earlier.since, began]
+
+
+def test_a_pause_that_was_lifted_stays_lifted(ground: Ground) -> None:
+    ground.orders.pause(ENTRY)
+    (pause,) = ground.orders.look()[0][ENTRY]
+    ground.orders.resume(ENTRY)
+    lifted = ground.orders.look()[0][ENTRY]
+    assert _put_back(ground, pause) == 0
+    assert ground.orders.look()[0][ENTRY] == lifted
+
+
+def test_a_pause_that_is_remembered_as_lifted_is_lifted(ground: Ground) -> None:
+    ground.orders.pause(ENTRY)
+    (pause,) = ground.orders.look()[0][ENTRY]
+    lifted = replace(pause, until=pause.since + timedelta(seconds=1))
+    assert _put_back(ground, lifted) == 1
+    assert _put_back(ground, replace(pause, until=pause.since + timedelta(hours=1))) == 0
+    assert ground.orders.look()[0][ENTRY] == [lifted]
+
+
+def test_no_pause_is_put_back_without_the_lease(ground: Ground) -> None:
+    late = ground.elect()
+    ground.lapse()
+    before = ground.everything()
+    with pytest.raises(NotLeading):
+        ground.ledger.restore_pauses(late, {ENTRY: [Pause(slot(1))]})
+    assert ground.everything() == before

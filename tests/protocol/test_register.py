@@ -9,7 +9,7 @@ import pytest
 
 from celery_leaderbeat.definitions import Definition
 from celery_leaderbeat.ledger import NotLeading
-from celery_leaderbeat.records import UnsentRange
+from celery_leaderbeat.records import Recalled, UnsentRange
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import slot_to_us
 from tests.protocol.ground import ENTRY, FINGERPRINT, Ground, slot
@@ -275,4 +275,106 @@ def test_nothing_is_registered_without_the_lease(ground: Ground, lease: str) -> 
     before = ground.everything()
     with pytest.raises(NotLeading):
         ground.ledger.register(late, {ENTRY: "f"}, NOW)
+    assert ground.everything() == before
+
+
+# What the ledger has lost, and the leader remembers
+
+LOST = "Redis has lost it"
+
+
+def _text(number: int, fingerprint: str = "f", **more: object) -> str:
+    return json.dumps({"slot": str(slot_to_us(slot(number))), "fingerprint": fingerprint, **more})
+
+
+def _recall(ground: Ground, now: int, recalled: Recalled, fingerprint: str = "f") -> tuple[str, int]:
+    """Register the entry with what is remembered of it; what it was found to be, and its last decided slot."""
+    entries = {ENTRY: fingerprint} if fingerprint else {}
+    known = {ENTRY: recalled}
+    kind, at = ground.ledger.register(_leading(ground), entries, slot(now), None, known, LOST)[ENTRY]
+    assert ground.ledger.entries()[ENTRY].slot == at
+    last = ground.last_decided()
+    assert last is not None
+    return kind, last
+
+
+def test_an_entry_that_is_gone_goes_on_where_it_is_remembered(ground: Ground) -> None:
+    record = _text(7, count=5, missed=2, skipped=1, open=["nightly@x"])
+    assert _recall(ground, 10, Recalled(record)) == ("recalled", 7)
+    entry = ground.ledger.entries()[ENTRY]
+    assert (entry.count, entry.missed, entry.skipped, entry.open) == (5, 2, 1, ("nightly@x",))
+    assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(7))]
+    assert ground.ranges() == []
+
+
+def test_an_entry_that_fell_behind_goes_on_where_it_is_remembered(ground: Ground) -> None:
+    _register(ground, 3, "f")
+    assert _recall(ground, 10, Recalled(_text(7))) == ("recalled", 7)
+    assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(3))]
+    # What was decided in between has lost its records, and is explained all the same.
+    ends = {found.end for found in ground.ledger.audit(ENTRY, slot(3), slot(7), timedelta(minutes=1)).slots}
+    assert [kept[:3] for kept in ground.ranges()] == [("forgotten", 3, 7)]
+    assert ends <= {"forgotten"}
+
+
+@pytest.mark.parametrize("stored", [7, 9])
+def test_what_is_remembered_never_moves_the_last_decided_slot_back(ground: Ground, stored: int) -> None:
+    _register(ground, stored, "f")
+    assert _recall(ground, 10, Recalled(_text(7, count=99))) == ("kept", stored)
+    assert ground.ledger.entries()[ENTRY].count == 0
+
+
+def test_what_is_remembered_of_another_schedule_counts_from_now(ground: Ground) -> None:
+    assert _recall(ground, 10, Recalled(_text(7, "g"))) == ("changed", 10)
+    assert [kept[0] for kept in ground.ranges()] == ["skipped"]
+
+
+def test_what_is_remembered_of_the_far_future_is_reset(ground: Ground) -> None:
+    assert _recall(ground, 10, Recalled(_text(10_000))) == ("reset", 10)
+
+
+def test_an_entry_that_the_schedule_does_not_have_comes_back_as_removed(ground: Ground) -> None:
+    assert _recall(ground, 10, Recalled(_text(7)), "") == ("removed", 7)
+    assert ground.ledger.entries()[ENTRY].removed == slot(10)
+
+
+def test_the_time_of_a_removal_is_remembered(ground: Ground) -> None:
+    removed = str(slot_to_us(slot(5)))
+    assert _recall(ground, 10, Recalled(_text(4, removed=removed)), "") == ("recalled", 4)
+    assert ground.ledger.entries()[ENTRY].removed == slot(5)
+
+
+def test_slots_that_may_have_been_sent_are_missed_and_never_claimed_again(ground: Ground) -> None:
+    known = Recalled(_text(3, missed=1), slot(4), slot(6), 3)
+    assert _recall(ground, 10, known) == ("recalled", 6)
+    assert ground.ranges() == [("missed", 4, 6, 3, LOST)]
+    assert ground.ledger.entries()[ENTRY].missed == 4
+    assert ground.ledger.counts() == {"missed": 3}
+    assert ground.ledger.definitions(ENTRY) == [Definition("f", slot(3))]
+    assert [event["count"] for event in ground.events("missed")] == ["3"]
+    term = _leading(ground)
+    assert ground.ask(term, 4, 5, 6, 7) == ["decided", "decided", "decided", "claimed"]
+
+
+def test_slots_that_may_have_been_sent_are_missed_once(ground: Ground) -> None:
+    known = Recalled(_text(3), slot(4), slot(6), 3)
+    for _ in range(2):
+        _recall(ground, 10, known)
+    assert ground.ledger.counts() == {"missed": 3}
+    assert ground.ranges() == [("missed", 4, 6, 3, LOST)]
+    assert _recall(ground, 10, known) == ("kept", 6)
+
+
+def test_slots_that_may_have_been_sent_are_missed_of_an_entry_that_was_not_lost(ground: Ground) -> None:
+    _register(ground, 3, "f")
+    assert _recall(ground, 10, Recalled("", slot(4), slot(6), 3)) == ("recalled", 6)
+    assert ground.ranges() == [("missed", 4, 6, 3, LOST)]
+
+
+def test_nothing_is_put_back_without_the_lease(ground: Ground) -> None:
+    late = ground.elect()
+    ground.lapse()
+    before = ground.everything()
+    with pytest.raises(NotLeading):
+        ground.ledger.register(late, {ENTRY: "f"}, NOW, None, {ENTRY: Recalled(_text(7))}, LOST)
     assert ground.everything() == before

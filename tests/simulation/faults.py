@@ -193,3 +193,71 @@ class Mischief(Faults):
     def _victim(self) -> Process | None:
         alive = [process for process in self._world.processes() if process.alive]
         return self._rng.choice(alive) if alive else None
+
+
+#: Key -> its TTL in ms, and its value.
+Copy = Mapping[bytes, tuple[int, bytes]]
+
+
+def copy_data(world: World) -> Copy:
+    """All that the world's server holds."""
+    world.sync()
+    client = world.server.client(decode=False)
+    return {key: (client.pttl(key), client.dump(key)) for key in client.scan_iter()}
+
+
+def go_back(world: World, copy: Copy) -> None:
+    """Let the world's server hold this, and nothing else."""
+    world.note(f"Redis has lost its data but for {len(copy)} keys")
+    world.sync()
+    client = world.server.client(decode=False)
+    client.flushdb()
+    for key, (ttl, value) in copy.items():
+        client.restore(key, max(ttl, 0), value)
+
+
+class Losses(Mischief):
+    """Redis loses data: all of it, or what came since a moment ago, as in a failover to a replica that lagged."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._copies: list[Copy] = []
+        self.lost = 0
+
+    def begin(self) -> None:
+        """Let data be lost from now on, and somebody die or be cut off now and then."""
+        self._next(self._is_copied, 5.0)
+        self._next(self._data_is_lost, 60.0)
+        self._next(self._somebody_is_cut_off, 90.0)
+        self._next(self._redis_leaves, 200.0)
+        self._next(self._somebody_dies, 240.0)
+        self._next(self._somebody_freezes, 240.0)
+
+    def point(self, process: Process, what: str) -> None:
+        """Nobody dies at a point of its own."""
+
+    def publish(self) -> Publish:
+        return ""
+
+    def _is_copied(self) -> None:
+        self._copies = [*self._copies[-1:], copy_data(self._world)]
+
+    def _data_is_lost(self) -> None:
+        go_back(self._world, self._rng.choice([{}, *self._copies]))
+        self.lost += 1
+
+
+class GoesBackOnce(Faults):
+    """Redis goes back, after a confirmation, to what it held before that: a replica that lagged has taken over."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._copy: Copy | None = None
+        self.went_back = False
+
+    def point(self, process: Process, what: str) -> None:
+        if what == "before confirm" and self._copy is None:
+            self._copy = copy_data(self._world)
+        elif what == "after confirm" and self._copy is not None and not self.went_back:
+            self.went_back = True
+            go_back(self._world, self._copy)

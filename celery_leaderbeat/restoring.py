@@ -1,0 +1,172 @@
+"""Going on from what Redis knows, and putting back what it has lost: the leader's use of the shadow."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime
+
+from celery_leaderbeat.clock import FleetClock
+from celery_leaderbeat.election import Elector
+from celery_leaderbeat.ledger import Ledger, NotLeading
+from celery_leaderbeat.pauses import Pause, lacking_pauses
+from celery_leaderbeat.plan import Plan
+from celery_leaderbeat.recall import LOST, recall
+from celery_leaderbeat.records import Recalled
+from celery_leaderbeat.reports import Reports
+from celery_leaderbeat.shadow_reader import decided_in
+from celery_leaderbeat.term import Term
+from celery_leaderbeat.tick import slot_text, tick_key
+
+__all__ = ["Restorer"]
+
+logger = logging.getLogger(__name__)
+
+
+class Restorer:
+    """What one beat puts back into the ledger while it leads.
+
+    Parameters:
+        clock: the fleet's clock.
+        elector: whose shadow is used.
+        plans: the plans of all entries.
+        ledger: what may have lost data.
+        reports: says what is missed.
+
+    Attributes:
+        found_loss: whether data was found to be lost as the term began.
+    """
+
+    def __init__(
+        self, clock: FleetClock, elector: Elector, plans: Mapping[str, Plan], ledger: Ledger, reports: Reports
+    ) -> None:
+        self._clock = clock
+        self._elector = elector
+        self._shadow = elector.shadow
+        self._plans = plans
+        self._ledger = ledger
+        self._reports = reports
+        self._recalled: tuple[Term, Mapping[str, Recalled]] | None = None
+        self._known = self._decided = 0
+        self.found_loss = False
+
+    def register(self, term: Term) -> dict[str, tuple[str, datetime]]:
+        """As `Ledger.register`; what the ledger has lost is put back first.
+
+        Raises:
+            NotLeading: the lease is gone; nothing was written.
+            StoreError: no answer; ask again.
+        """
+        now = self._clock.utcnow()
+        stored = self._ledger.entries()
+        if self._recalled is None or self._recalled[0] != term:
+            # Kept until an answer has been seen: what is missed is said once.
+            found = recall(self._shadow, self._plans, stored, now, self._elector.progress)
+            self._recalled = (term, found)
+        recalled = self._recalled[1]
+        if recalled:
+            self._give_up_returned(term)
+        fingerprints = {name: plan.fingerprint for name, plan in self._plans.items()}
+        self.found_loss = bool(recalled)
+        positions = self._ledger.register(term, fingerprints, now, stored, recalled, LOST)
+        self._recalled = None
+        self._note(positions, now)
+        if recalled:
+            self._say(recalled, positions)
+        return positions
+
+    def _note(self, positions: Mapping[str, tuple[str, datetime]], now: datetime) -> None:
+        for name, (kind, slot) in positions.items():
+            if kind == "forgotten":
+                self._shadow.forget(name)
+            elif kind == "removed":
+                self._shadow.removed(name, now)
+            elif name in self._plans:
+                self._shadow.stands(name, slot, self._plans[name].fingerprint)
+        self._shadow.put_back()
+        self._decided = 0
+        self._known = sum(kind != "forgotten" for kind, _ in positions.values())
+
+    def _say(self, recalled: Mapping[str, Recalled], positions: Mapping[str, tuple[str, datetime]]) -> None:
+        logger.warning(
+            "Redis has lost data of %d entries. This replica has put back what it remembers of them, up to %s; the "
+            "records of their slots are gone. Does Redis keep its data?",
+            len(recalled),
+            slot_text(max(positions[name][1] for name in recalled)),
+            extra={"action": "ledger_restored", "count": len(recalled)},
+        )
+        for name, known in recalled.items():
+            plan = self._plans.get(name)
+            if plan is not None and known.first is not None and known.last is not None:
+                self._reports.missed(name, known.first, known.last, known.count, LOST, plan.policy.prefer)
+
+    def _give_up_returned(self, term: Term) -> None:
+        """Slots that were given back, and whose records are lost with that, are missed."""
+        returned = {
+            tick_key(name, slot): (plan, slot)
+            for name, plan in self._plans.items()
+            for slot, back in plan.returned.items()
+            # What was asked for needn't have a record.
+            if not back.request
+        }
+        for key, record in self._ledger.slots(list(returned)).items():
+            if record is not None:
+                continue
+            plan, slot = returned[key]
+            self._elector.progress()
+            self._ledger.write_off(term, "missed", plan.name, slot, slot, 1, LOST, plan.fingerprint, [key])
+            del plan.returned[slot]
+            self._reports.missed(plan.name, slot, slot, 1, LOST, plan.policy.prefer)
+
+    def has_gone_back(self, term: Term) -> bool:
+        """Whether the ledger has lost what was decided since the last look, as in a failover to a replica that lagged.
+
+        A flush takes the lease with it: this replica finds that out before a standby has to.
+
+        Raises:
+            NotLeading: the lease is gone.
+            StoreError: the ledger doesn't answer.
+        """
+        look = self._ledger.store.look()
+        if look.value != term.value:
+            raise NotLeading(look.value or "")
+        before, self._decided = self._decided, decided_in(look.counts)
+        return self._decided < before
+
+    def is_incomplete(self) -> bool:
+        """Whether the ledger holds fewer entries than were registered.
+
+        Raises:
+            StoreError: the ledger doesn't answer.
+        """
+        return self._ledger.entry_count() < self._known
+
+    def pauses(self, term: Term, stored: dict[str, list[Pause]]) -> dict[str, list[Pause]]:
+        """The pauses that count; those that the ledger has lost are put back.
+
+        Raises:
+            NotLeading: the lease is gone; nothing was written.
+            StoreError: no answer; ask again.
+        """
+        known = self._shadow.see_pauses(stored, self._clock.utcnow())
+        lacking = lacking_pauses(known, stored)
+        if lacking:
+            names = ", ".join(repr(name) if name else "all entries" for name in sorted(lacking))
+            self._ledger.restore_pauses(term, lacking)
+            logger.warning(
+                "Redis has lost pauses of %s. This replica has put them back: whoever wants them lifted uses "
+                "`leaderbeat resume`.",
+                names,
+                extra={"action": "pauses_restored", "count": len(lacking)},
+            )
+        return known
+
+    def decided(self, plan: Plan, slot: datetime) -> None:
+        """A slot is decided under this leader."""
+        self._shadow.decided(plan.name, slot, plan.fingerprint)
+
+    def leads(self, term: Term) -> None:
+        """The term goes on, and all that was decided before is known."""
+        until = self._elector.trusted_until(term)
+        if until is not None:
+            self._shadow.leads(until)

@@ -1,0 +1,50 @@
+"""What this process has sent lately: where Redis has gone back to a time before that, it isn't sent again."""
+
+from __future__ import annotations
+
+import logging
+
+from celery_leaderbeat.message import Message, Outcome
+
+__all__ = ["SentBefore"]
+
+logger = logging.getLogger(__name__)
+
+#: So many messages are remembered.
+_MOST = 10_000
+
+
+class SentBefore:
+    """The outcomes of the latest messages that may have reached the broker.
+
+    After a failover to a replica that lagged, a slot may be recorded as claimed or given back that was sent since.
+    """
+
+    def __init__(self, most: int = _MOST) -> None:
+        self._most = most
+        self._outcomes: dict[str, tuple[int, Outcome]] = {}
+
+    def note(self, message: Message, outcome: Outcome) -> None:
+        """The message has this outcome. One that is to be sent again isn't remembered."""
+        if outcome.kind == "sent" or (outcome.kind == "unknown" and message.prefer != "duplicate"):
+            self._outcomes[message.key] = (message.stamp.attempt, outcome)
+            if len(self._outcomes) > self._most:
+                del self._outcomes[next(iter(self._outcomes))]
+
+    def settles(self, message: Message) -> bool:
+        """Whether the message has an outcome already, which is then set, and isn't to be published.
+
+        What somebody has asked for is published all the same.
+        """
+        attempt, outcome = self._outcomes.get(message.key, (0, None))
+        if outcome is None or attempt != message.stamp.attempt or message.request:
+            return False
+        if not message.handling.take():
+            return False
+        message.outcome = outcome
+        logger.warning(
+            "Slot %s was sent before, and Redis has lost that: it isn't sent again.",
+            message.key,
+            extra={"action": "sent_before", "tick_key": message.key},
+        )
+        return True

@@ -1,0 +1,212 @@
+"""The shadow: what one replica remembers of the ledger, to put it back when Redis has lost data. Pure.
+
+A replica that leads notes what it decides; one that stands by reads along. Both know of the entries how far
+they were decided, and *until when* they know it: nobody can have decided anything until then that isn't in the
+shadow. For a leader that is the end of its trust in its lease, for a standby its latest look.
+
+What Redis holds is behind the shadow when data was lost: an empty restart, a flush, evicted keys, a failover to
+a replica that lagged. Decisions that came between the latest look and the look that showed the loss are known to
+nobody. This is the gap: what came due in it may or may not have been sent, so it counts as missed, and isn't sent
+again. A leader that gets its lease back before its trust had ended has no gap.
+
+Last-decided slots only ever move forward, and pauses only ever get shorter, so that two states of knowledge can be
+merged in any order. There is one exception: a slot in the far future was written while a clock had jumped, and
+gives way to any other.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from celery_leaderbeat.pauses import Pause, merged_pauses
+from celery_leaderbeat.records import FAR_AHEAD, REMOVED_LIFETIME
+from celery_leaderbeat.tick import slot_to_us
+
+__all__ = ["Remembered", "Shadow"]
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What is remembered of an entry: its last decided slot in µs, and its record as JSON without changes since."""
+
+    slot: int
+    text: str
+    fingerprint: str | None = None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The whole record, as the hash `entries` keeps it."""
+        record: dict[str, Any] = json.loads(self.text)
+        if self.fingerprint is not None:
+            record |= {"slot": str(self.slot), "fingerprint": self.fingerprint}
+            record.pop("removed", None)
+        return record
+
+    def is_far_ahead(self, at: int) -> bool:
+        """Whether at `at` (µs) only a clock that had jumped can have written the slot."""
+        return self.slot > at + FAR_AHEAD
+
+    def is_forgotten(self, at: int) -> bool:
+        """Whether the entry was removed so long ago that a leader forgets it at `at` (µs)."""
+        removed = self.record.get("removed")
+        return removed is not None and int(removed) < at - REMOVED_LIFETIME
+
+
+class Shadow:
+    """What one replica remembers. Safe to use from several threads.
+
+    Attributes:
+        known_until: nothing was decided until then that isn't remembered; None while nothing is known.
+        gap: from when until when anything may have been decided that isn't remembered, since Redis has lost
+            it; None where nothing is missing.
+    """
+
+    def __init__(self) -> None:
+        self.known_until: datetime | None = None
+        self.gap: tuple[datetime, datetime] | None = None
+        self._entries: dict[str, Remembered] = {}
+        self._behind: dict[str, int] = {}
+        self._pauses: dict[str, list[Pause]] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # -- what a leader notes -------------------------------------------------------------------------------
+
+    def stands(self, entry: str, slot: datetime, fingerprint: str) -> None:
+        """The ledger has said that this is the last decided slot of the entry."""
+        with self._lock:
+            self._put(entry, slot_to_us(slot), fingerprint)
+
+    def decided(self, entry: str, slot: datetime, fingerprint: str) -> None:
+        """The leader has decided a slot of the entry."""
+        with self._lock:
+            known = self._entries.get(entry)
+            if known is None or known.slot < slot_to_us(slot):
+                self._put(entry, slot_to_us(slot), fingerprint)
+
+    def removed(self, entry: str, at: datetime) -> None:
+        """The ledger has marked an entry as removed at `at`."""
+        with self._lock:
+            known = self._entries.get(entry)
+            if known is not None:
+                record = {**known.record, "removed": str(slot_to_us(at))}
+                self._entries[entry] = Remembered(known.slot, json.dumps(record))
+
+    def forget(self, entry: str) -> None:
+        """The ledger has forgotten an entry that was removed."""
+        with self._lock:
+            self._entries.pop(entry, None)
+            self._behind.pop(entry, None)
+
+    def leads(self, until: datetime) -> None:
+        """This replica leads, and goes on from here: nobody else can decide anything until then."""
+        with self._lock:
+            self._know(until)
+
+    def _put(self, entry: str, slot: int, fingerprint: str) -> None:
+        known = self._entries.get(entry)
+        self._entries[entry] = Remembered(slot, "{}" if known is None else known.text, fingerprint)
+        self._behind.pop(entry, None)
+
+    # -- what a standby sees -------------------------------------------------------------------------------
+
+    def unchanged(self, at: datetime) -> None:
+        """At `at` the ledger was as it had been seen before."""
+        with self._lock:
+            self._know(at)
+
+    def see(self, stored: Mapping[str, str], at: datetime, until: datetime) -> None:
+        """Between `at` and `until` the hash `entries` held this."""
+        with self._lock:
+            now = slot_to_us(at)
+            behind: dict[str, int] = {}
+            for name, text in stored.items():
+                known = self._entries.get(name)
+                if known is not None and known.text == text and known.fingerprint is None:
+                    continue
+                slot = _slot_of(text)
+                if slot is not None and (known is None or slot >= known.slot or known.is_far_ahead(now)):
+                    self._entries[name] = Remembered(slot, text)
+                elif known is not None:
+                    behind[name] = slot or 0
+            for name in self._entries.keys() - stored.keys():
+                if self._entries[name].is_forgotten(now):
+                    del self._entries[name]
+                else:
+                    behind[name] = 0
+            self._note(behind, until)
+            self._know(at)
+
+    @property
+    def lacks(self) -> bool:
+        """Whether the ledger holds less than is remembered, as far as has been seen."""
+        return bool(self._behind)
+
+    def _know(self, at: datetime) -> None:
+        known = self.known_until
+        # A clock that had jumped has come back: what was known of the time to come isn't known.
+        if known is None or at > known or known - at > timedelta(microseconds=FAR_AHEAD):
+            self.known_until = at
+
+    def _note(self, behind: dict[str, int], until: datetime) -> None:
+        """Note a loss: what is stored has fallen behind, or further behind than it was."""
+        before, self._behind = self._behind, behind
+        known = self.known_until
+        if not behind:
+            self.gap = None
+        elif known is not None and any(slot < before.get(name, sys.maxsize) for name, slot in behind.items()):
+            since = known if self.gap is None else min(self.gap[0], known)
+            self.gap = (since, max(since, until))
+
+    # -- what is put back ----------------------------------------------------------------------------------
+
+    def lacking(self, stored: Mapping[str, datetime], now: datetime) -> dict[str, Remembered]:
+        """What is remembered, and stored no longer or only as it was before. Sets `gap`.
+
+        Parameters:
+            stored: the last decided slots in the ledger at `now`.
+            now: what was written far ahead of it, while a clock had jumped, isn't put back.
+        """
+        at = slot_to_us(now)
+        with self._lock:
+            found = {
+                name: known
+                for name, known in self._entries.items()
+                if not known.is_far_ahead(at)
+                and (name not in stored or slot_to_us(stored[name]) < known.slot)
+                and not known.is_forgotten(at)
+            }
+            self._note({name: slot_to_us(stored[name]) if name in stored else 0 for name in found}, now)
+            return found
+
+    def put_back(self) -> None:
+        """What was lacking is back in the ledger."""
+        with self._lock:
+            self.gap, self._behind = None, {}
+
+    # -- pauses --------------------------------------------------------------------------------------------
+
+    def see_pauses(self, stored: Mapping[str, list[Pause]], at: datetime) -> dict[str, list[Pause]]:
+        """The stored pauses together with those that are remembered, which may be more."""
+        with self._lock:
+            self._pauses = merged_pauses(self._pauses, stored, at)
+            return dict(self._pauses)
+
+
+def _slot_of(text: str) -> int | None:
+    """The last decided slot in an entry's record, None where it can't be read."""
+    try:
+        data = json.loads(text)
+        slot = int(data["slot"])
+        # Of another shape than this no record is put back.
+        return slot if slot > 0 and isinstance(data["fingerprint"], str) else None
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,95 @@
+"""How a standby keeps its shadow: it reads along, as often as is cheap."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timezone
+
+from celery_leaderbeat.clock import FleetClock
+from celery_leaderbeat.errors import StoreError
+from celery_leaderbeat.pauses import Pause, parse_pauses
+from celery_leaderbeat.shadow import Shadow
+from celery_leaderbeat.store import Look, Store
+
+__all__ = ["ShadowReader", "decided_in"]
+
+logger = logging.getLogger(__name__)
+
+#: What isn't counted (new, changed and removed entries) is read within so many seconds.
+_AT_LEAST_EVERY = 5.0
+#: Reading takes up at most one part in so many of a standby's time.
+_SHARE = 20
+
+
+#: Totals that grow when a last decided slot moves.
+_DECISIONS = ("claimed", "missed", "skipped")
+
+
+class ShadowReader:
+    """Reads along while a replica stands by.
+
+    The ledger's totals tell at each look whether anything was decided since the last one; only then the entries
+    are read again.
+
+    Parameters:
+        store: the elector's connection.
+        shadow: what is to be kept.
+        clock: the fleet's clock.
+    """
+
+    def __init__(self, store: Store, shadow: Shadow, clock: FleetClock) -> None:
+        self._store = store
+        self._shadow = shadow
+        self._clock = clock
+        self._seen: tuple[str | None, int] | None = None
+        self._not_before = self._not_after = float("-inf")
+
+    def begin(self) -> None:
+        """This replica stands by from now on: what it saw before it led is out of date."""
+        self._seen = None
+        self._not_before = float("-inf")
+
+    @property
+    def lacks(self) -> bool:
+        """Whether the ledger holds less than is remembered, as far as has been seen."""
+        return self._shadow.lacks
+
+    def look(self, look: Look) -> None:
+        """Follow what a look at the lease has shown."""
+        at = datetime.fromtimestamp(self._clock.at(look.now), timezone.utc)
+        self._shadow.see_pauses(_readable(look.paused), at)
+        seen = (look.value, decided_in(look.counts))
+        began = self._clock.clock.monotonic()
+        if seen == self._seen and began < self._not_after:
+            self._shadow.unchanged(at)
+            return
+        if began < self._not_before:
+            return
+        try:
+            stored = self._store.scan_table(self._store.keys.entries)
+        except StoreError as exc:
+            # It must not be in the way of an election; if Redis is away, the next look says so.
+            logger.debug("The shadow isn't refreshed: %s", exc)
+            return
+        self._shadow.see(stored, at, self._clock.utcnow())
+        ended = self._clock.clock.monotonic()
+        self._seen = seen
+        self._not_before = ended + _SHARE * (ended - began)
+        self._not_after = max(ended + _AT_LEAST_EVERY, self._not_before)
+
+
+def decided_in(counts: Mapping[str, str]) -> int:
+    """How many slots were decided, by the ledger's totals."""
+    return sum(int(text) for name, text in counts.items() if name in _DECISIONS and text.isdecimal())
+
+
+def _readable(table: Mapping[str, str]) -> dict[str, list[Pause]]:
+    found = {}
+    for entry, text in table.items():
+        try:
+            found[entry] = parse_pauses(text)
+        except ValueError:
+            # The leader says so.
+            continue
+    return found

@@ -1,0 +1,78 @@
+"""Stories in which Redis loses data, again and again: nothing is sent twice, and epochs rise."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+
+import pytest
+
+from tests.simulation.faults import GoesBackOnce, Losses
+from tests.simulation.world import Work, World
+from tests.support.faketime_server import FrozenServer
+
+#: More with `LEADERBEAT_LOSSES=30`.
+_SEEDS = range(1, 1 + int(os.environ.get("LEADERBEAT_LOSSES", "1")))
+
+
+def _schedule(rng: random.Random) -> dict[str, object]:
+    return {
+        f"entry {number}": {
+            "task": "plain.early",
+            "schedule": rng.choice((1.0, 2.5, 7.0, 30.0)),
+            "options": {"leaderbeat": {"catch_up": rng.choice(("all", "latest")), "prefer": "missed"}},
+        }
+        for number in range(12)
+    }
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_nothing_is_sent_twice_and_epochs_rise_however_often_data_is_lost(
+    frozen_server: FrozenServer, tell: Callable[[str], None], seed: int
+) -> None:
+    world = World(
+        frozen_server,
+        seed,
+        _schedule(random.Random(seed)),
+        beats=3,
+        workers=1,
+        work=lambda stamp, task: Work((0.1,)),
+        make_faults=Losses,
+        restart_after=lambda world: world.rng.uniform(0.5, 20.0),
+    )
+    with world.living():
+        world.start()
+        world.run(10.0)
+        world.faults.begin()
+        world.run(400.0)
+        sent = world.journal.sent
+        twice = [
+            f"{key} was sent {sum(map(len, attempts.values()))} times"
+            for key, attempts in sent.items()
+            if sum(map(len, attempts.values())) > 1
+        ]
+        broken = [*twice, *world.journal.violations, *world.journal.troubles]
+        assert not broken, world.tell(broken)
+        assert isinstance(world.faults, Losses)
+        assert world.faults.lost > 2
+        tell(f"seed {seed}: data was lost {world.faults.lost} times; {world.journal}")
+
+
+def test_a_claim_that_comes_back_after_its_message_was_sent_sends_no_second_one(
+    frozen_server: FrozenServer,
+) -> None:
+    entry = {"task": "plain.early", "schedule": 5.0, "options": {"leaderbeat": {"catch_up": "all"}}}
+    world = World(frozen_server, 1, {"job": entry}, beats=2, workers=1, make_faults=GoesBackOnce)
+    with world.living():
+        world.start()
+        world.run(60.0)
+        assert isinstance(world.faults, GoesBackOnce)
+        assert world.faults.went_back
+        sent = {key: sum(map(len, attempts.values())) for key, attempts in world.journal.sent.items()}
+        assert len(sent) >= 10
+        assert set(sent.values()) == {1}, sent
+        assert not [*world.journal.violations, *world.journal.troubles]
+        states = {key: record.state for key, record in world.ledger().slots(list(sent)).items() if record}
+        assert set(states.values()) <= {"sent"}, states
