@@ -9,9 +9,12 @@ from dataclasses import dataclass, replace
 
 from tests.chaos.fleet import Fleet
 from tests.chaos.ledgers import Ledger
-from tests.chaos.plan import Fault, processes_of
+from tests.chaos.plan import AS_IT_SENDS, Fault, processes_of
 
 __all__ = ["Nemesis", "Struck"]
+
+#: Seconds within which a leader sends its next message, as a rule.
+_NEXT_MESSAGE = 3.0
 
 
 @dataclass(frozen=True)
@@ -109,13 +112,19 @@ class Nemesis:
 
     def kill(self, fault: Fault) -> None:
         """SIGKILL, and a new process after a while."""
-        self._fleet.kill(fault.target)
+        self._now_or_as_it_sends(fault, lambda: self._fleet.kill(fault.target))
         self._wait(fault.seconds)
         self._fleet.revive(fault.target)
 
+    def _now_or_as_it_sends(self, fault: Fault, act: Callable[[], None]) -> None:
+        if fault.detail == AS_IT_SENDS:
+            self._fleet.tap.at_next(fault.target, act, _NEXT_MESSAGE)
+        else:
+            act()
+
     def pause(self, fault: Fault) -> None:
         """SIGSTOP, and SIGCONT after a while."""
-        self._fleet.signal(fault.target, signal.SIGSTOP)
+        self._now_or_as_it_sends(fault, lambda: self._fleet.signal(fault.target, signal.SIGSTOP))
         self._wait(fault.seconds)
         self._fleet.signal(fault.target, signal.SIGCONT)
 

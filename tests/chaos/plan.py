@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["KINDS", "Fault", "kinds_for", "make_plan", "processes_of"]
+__all__ = ["AS_IT_SENDS", "KINDS", "Fault", "kinds_for", "make_plan", "processes_of"]
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,17 @@ KINDS = {
     "rolling deploy": _Kind("beats", 6.0, 6.0, 1),
 }
 
+#: Right after the broker was handed a message, and before the leader has heard that.
+AS_IT_SENDS = "as it sends"
+
 #: Mean and least time from one fault to the next, in seconds.
 _MEAN_GAP, _LEAST_GAP = 3.4, 0.6
 #: A process gets this long to find its feet before something else befalls it, in seconds.
 _REST = 2.0
 #: How often a leader is struck while its link is slow.
 _BESIDES = 0.7
+#: How often a leader is killed or frozen at the worst moment.
+_AS_IT_SENDS = 0.6
 #: Delays and steps of clocks, in seconds.
 _DELAYS = (0.02, 0.15, 0.4, 0.4, 0.9)
 _STEPS = (-3600.0, -90.0, -5.0, -1.5, 1.5, 5.0, 90.0, 3600.0)
@@ -104,7 +109,7 @@ def make_plan(
         kind = KINDS[name]
         lasts = round(_duration(chance, kind), 2)
         target = _target(chance, kind.strikes, beats, workers, links)
-        detail = _detail(chance, name)
+        detail = _detail(chance, name, target)
         besides = chance.random() < _BESIDES, chance.choice(("kill", "pause")), chance.random()
         struck = processes_of(target, beats)
         # What is still busy with another fault is waited for, and so is its rest.
@@ -148,7 +153,9 @@ def _target(
     return process if strikes == "process" else f"{process}:{chance.choice(links)}"
 
 
-def _detail(chance: random.Random, kind: str) -> str:
+def _detail(chance: random.Random, kind: str, target: str) -> str:
+    if kind in ("kill", "pause") and target == "leader":
+        return AS_IT_SENDS if chance.random() < _AS_IT_SENDS else ""
     if kind == "one-way cut":
         return chance.choice(("up", "down"))
     if kind == "delay":

@@ -6,7 +6,9 @@ What counts as sent is what a proxy has handed to the broker's socket, not what 
 from __future__ import annotations
 
 import re
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 __all__ = ["Arrival", "Tap"]
@@ -46,6 +48,17 @@ class Tap:
     stamped: bool = True
     arrivals: list[Arrival] = field(default_factory=list)
     _tails: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    _waiting: dict[str, tuple[Callable[[], None], threading.Event]] = field(default_factory=dict)
+
+    def at_next(self, beat: str, act: Callable[[], None], timeout: float) -> None:
+        """Do something at the moment at which a beat's next message has gone to the broker; after `timeout` anyway.
+
+        The broker has it then, and the beat hasn't heard so.
+        """
+        done = threading.Event()
+        self._waiting[beat] = (act, done)
+        if not done.wait(timeout) and self._waiting.pop(beat, None) is not None:
+            act()
 
     def hear(self, beat: str, connection: int, data: bytes) -> None:
         """These bytes of a beat's connection have gone to the broker."""
@@ -61,6 +74,10 @@ class Tap:
                     _attempt(match) if self.stamped else 1,
                 )
             )
+        if begin and (waiting := self._waiting.pop(beat, None)) is not None:
+            act, done = waiting
+            act()
+            done.set()
         self._tails[beat, connection] = text[max(begin, len(text) - _LONGEST) :]
 
 

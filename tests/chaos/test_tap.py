@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 from amqp.serialization import dumps
@@ -53,3 +54,19 @@ def test_connections_do_not_mix() -> None:
     assert tap.arrivals == []
     tap.hear("beat0", 1, data[half:])
     assert len(tap.arrivals) == 1
+
+
+def test_what_waits_for_a_message_happens_right_after_it_was_heard() -> None:
+    tap, heard = Tap(0.0), []
+    sending = threading.Timer(0.05, tap.hear, ("beat0", 1, as_redis(KEYS[0], 1)))
+    sending.start()
+    tap.at_next("beat0", lambda: heard.append(len(tap.arrivals)), timeout=10)
+    assert heard == [1]
+    sending.join()
+
+
+def test_what_waits_for_a_message_that_does_not_come_happens_all_the_same() -> None:
+    tap, heard = Tap(0.0), []
+    tap.at_next("beat0", lambda: heard.append(len(tap.arrivals)), timeout=0.01)
+    tap.hear("beat0", 1, as_redis(KEYS[0], 1))
+    assert heard == [0]
