@@ -1,9 +1,10 @@
 -- Decides from which slot entries go on, and writes it for those that are new, have changed or are gone.
 --
--- A new entry, one whose schedule has another fingerprint, and one that comes back after it was removed count from
--- now: their first slot is their next one. What was due before and undecided is skipped. A stored slot that lies
--- beyond the horizon was written by a clock that had jumped; it is reset to now.
--- An entry that the schedule no longer has is marked as removed, and forgotten once the mark is older than the limit.
+-- A new entry, and one whose schedule has another fingerprint, counts from now: its first slot is its next
+-- one. What the old schedule had due and undecided is skipped. A stored slot that lies beyond the horizon was written
+-- by a clock that had jumped; it is reset to now.
+-- An entry that the schedule no longer has is marked as removed, and forgotten once the mark is older than the limit;
+-- one that comes back with the same fingerprint goes on where it was.
 -- Which fingerprint was in force when is kept too, so that the slots of a time can be computed later.
 -- Where the ledger has lost data, what the leader remembers is put back first: the later of two last decided slots
 -- counts, so that it never moves back. Slots that may have been sent, and nobody knows, are missed.
@@ -36,7 +37,8 @@ local function define(name, fingerprint, since)
   local readable, known = pcall(cjson.decode, redis.call('HGET', KEYS[3], name) or '[]')
   known = readable and type(known) == 'table' and known or {}
   local latest = known[#known]
-  if latest and latest.fingerprint == fingerprint and not latest['until'] then
+  if latest and latest.fingerprint == fingerprint then
+    latest['until'] = nil
     if tonumber(latest.since) > tonumber(since) then
       latest.since = since
     end
@@ -89,18 +91,17 @@ for i = 6, #ARGV, 4 do
       kind = 'forgotten'
     end
   else
-    local why = nil
     if not known then
       kind = 'new'
     elseif entry.fingerprint ~= fingerprint then
-      kind, why = 'changed', 'its schedule changed before it was sent'
+      kind = 'changed'
+      if tonumber(entry.slot) < tonumber(now) then
+        entry.slot = now
+        keep_range(unsent, decided, {state = 'skipped', first = whole(tonumber(decided) + 1), last = now, count = 0,
+          reason = 'its schedule changed before it was sent'})
+      end
     elseif entry.removed then
-      kind, why = 'restored', 'its entry was removed before it was sent'
-    end
-    if why and tonumber(entry.slot) < tonumber(now) then
-      entry.slot = now
-      keep_range(unsent, decided, {state = 'skipped', first = whole(tonumber(decided) + 1), last = now, count = 0,
-        reason = why})
+      kind = 'restored'
     end
     if tonumber(entry.slot) > horizon then
       kind = 'reset'
@@ -123,7 +124,7 @@ for i = 6, #ARGV, 4 do
     redis.call('HDEL', KEYS[3], name)
   else
     redis.call('HSET', KEYS[2], name, cjson.encode(entry))
-    define(name, fingerprint, kind == 'kept' and since or now)
+    define(name, fingerprint, (kind == 'kept' or kind == 'restored') and since or now)
   end
   kind = kind == 'kept' and recalled and 'recalled' or kind
   if kind ~= 'kept' then

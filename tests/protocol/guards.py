@@ -146,24 +146,11 @@ GUARDS = [
     Guard(
         "register",
         "last decided",
-        "if why and tonumber(entry.slot) < tonumber(now) then",
-        "if why then",
+        "if tonumber(entry.slot) < tonumber(now) then",
+        "if true then",
         None,
     ),
-    Guard(
-        "register",
-        "removed",
-        "elseif entry.removed then\n      kind, why",
-        "elseif false then\n      kind, why",
-        None,
-    ),
-    Guard(
-        "register",
-        "removed: defined again",
-        "latest.fingerprint == fingerprint and not latest['until'] then",
-        "latest.fingerprint == fingerprint then",
-        None,
-    ),
+    Guard("register", "removed: defined all the time", "    latest['until'] = nil\n", "", None),
     Guard("claim", "lease check", "if held ~= ARGV[1] then", "if false then", _MISSED),
     Guard("claim", "batch identity", "owner == epoch and record[3] == batch", "owner == epoch", _MISSED),
     Guard(
@@ -223,8 +210,8 @@ GUARDS = [
     Guard(
         "claim",
         "paused: not ended",
-        "(not span['until'] or tonumber(span['until']) > now_us)",
-        "true",
+        " and tonumber(span['until']) > now_us)",
+        ")",
         None,
     ),
     Guard(

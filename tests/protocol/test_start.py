@@ -300,7 +300,7 @@ def test_a_slot_that_is_ahead_of_the_entry_of_this_name_starts_and_is_not_claime
     ground.claim(term, 1)
     _start(ground, number=2)
     assert ground.ask(term, 2, batch="next") == ["running"]
-    assert ground.last_decided() == 1
+    assert ground.last_decided() == 2, "whoever has started it has decided it"
     ground.finish(2, "r1", "done")
     assert ground.ask(term, 2, batch="next") == ["done"]
 
