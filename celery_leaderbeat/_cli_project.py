@@ -12,7 +12,8 @@ from celery_leaderbeat.definitions import schedule_of
 from celery_leaderbeat.entries import check_entry
 from celery_leaderbeat.errors import EntryError
 from celery_leaderbeat.ledger import Ledger
-from celery_leaderbeat.orders import ALL, Orders
+from celery_leaderbeat.orders import Orders
+from celery_leaderbeat.records import ALL
 from celery_leaderbeat.task import FencedTask
 
 __all__ = ["Project"]

@@ -8,9 +8,8 @@ from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any
 
 from celery_leaderbeat.audit import Audit, Explanation
-from celery_leaderbeat.orders import ALL, Request
 from celery_leaderbeat.pauses import Pause
-from celery_leaderbeat.records import EntryRecord
+from celery_leaderbeat.records import ALL, EntryRecord, Request
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import slot_from_us, slot_text
 

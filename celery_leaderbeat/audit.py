@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from celery_leaderbeat.definitions import Definition, period_of
-from celery_leaderbeat.records import EntryRecord, SlotRecord, UnsentRange
+from celery_leaderbeat.records import EntryRecord, Request, SlotRecord, UnsentRange
 from celery_leaderbeat.tick import tick_key
 
 __all__ = ["Audit", "Explanation", "Known", "explain"]
@@ -86,6 +86,7 @@ class Known:
         entry: its record, None if there is none (any more).
         records: tick key -> the slot's record, for those that have one.
         unsent: the ranges without records, ascending.
+        requests: those that are still to be carried out.
         unsent_from: ranges that ended before this time are no longer kept; None if all are.
         retention: seconds for which a slot's record is kept at least.
         now: the server's time.
@@ -94,6 +95,7 @@ class Known:
     entry: EntryRecord | None
     records: Mapping[str, SlotRecord]
     unsent: Sequence[UnsentRange]
+    requests: Sequence[Request]
     unsent_from: datetime | None
     retention: float
     now: datetime
@@ -137,6 +139,9 @@ def _end_without_record(
     unsent = known.range_of(slot)
     if unsent is not None:
         return unsent.state, unsent.reason
+    request = next((request for request in known.requests if request.asks_for(slot)), None)
+    if request is not None:
+        return "overdue", f"{request.by} has asked for it, and its turn hasn't come"
     entry = known.entry
     if definition is not None and (entry is None or slot > entry.slot):
         if definition.until is not None:

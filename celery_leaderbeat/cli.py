@@ -17,8 +17,9 @@ import click
 from celery_leaderbeat import _cli_text as text
 from celery_leaderbeat._cli_project import Project
 from celery_leaderbeat.errors import LeaderbeatError, sentence
-from celery_leaderbeat.orders import ALL, MOST, whoami
+from celery_leaderbeat.orders import MOST, whoami
 from celery_leaderbeat.pauses import Pauses
+from celery_leaderbeat.records import ALL
 from celery_leaderbeat.tick import slot_text
 from celery_leaderbeat.timeline import slots_between
 

@@ -22,10 +22,11 @@ from celery_leaderbeat.election import Elector
 from celery_leaderbeat.errors import StoreError
 from celery_leaderbeat.ledger import HORIZON, Ledger, NotLeading
 from celery_leaderbeat.message import Message, build_message, seconds_until
-from celery_leaderbeat.orders import ALL, Orders, Request
+from celery_leaderbeat.orders import Orders
 from celery_leaderbeat.pauses import PAUSES_KEPT, Pause, Pauses
 from celery_leaderbeat.plan import ASK_AGAIN_AFTER, Plan
 from celery_leaderbeat.policy import Miss, Send, Skip
+from celery_leaderbeat.records import ALL, Request
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.requested import Requested
 from celery_leaderbeat.restoring import Restorer

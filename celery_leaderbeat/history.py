@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from celery_leaderbeat.audit import Audit, Known, explain
 from celery_leaderbeat.definitions import Definition, can_recompute, parse_definitions, schedule_of
 from celery_leaderbeat.definitions import slots as called_for
-from celery_leaderbeat.records import EntryRecord, SlotRecord, UnsentRange
+from celery_leaderbeat.records import ALL, EntryRecord, Request, SlotRecord, UnsentRange
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.store import Store
 from celery_leaderbeat.term import Term
@@ -99,6 +99,7 @@ class LedgerReader:
         now = self.store.now()
         until = min(until, now)
         # Before the records: what is decided while they are read counts as undecided, not as unexplained.
+        (requests,) = self.store.tables([self._keys.requests])
         kept = self.entries(entry).get(entry)
         definitions = self.definitions(entry)
         called: dict[datetime, Definition | None] = dict.fromkeys(traces)
@@ -113,6 +114,12 @@ class LedgerReader:
             entry=kept,
             records={key: record for key, record in records.items() if record is not None},
             unsent=unsent,
+            requests=[
+                request
+                for name, text in requests.items()
+                if (request := self._read(name, "request", partial(Request.read, name, text)))
+                and request.entry in (entry, ALL)
+            ],
             unsent_from=unsent[0].first if len(unsent) >= _RANGES_KEPT else None,
             retention=self.settings.slot_retention,
             now=now,

@@ -7,67 +7,24 @@ to run in a beat. Whoever gives one says who they are, for the event that it lea
 from __future__ import annotations
 
 import getpass
-import json
 import logging
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from celery.utils.nodenames import gethostname
 
 from celery_leaderbeat.ledger import Ledger
 from celery_leaderbeat.pauses import Pause, parse_pauses
+from celery_leaderbeat.records import Request
 from celery_leaderbeat.tick import slot_from_us, slot_to_us, tick_key
 
-__all__ = ["ALL", "MOST", "Orders", "Request", "whoami"]
+__all__ = ["MOST", "Orders", "whoami"]
 
 logger = logging.getLogger(__name__)
 
-#: Stands for all entries where an entry is named: no entry has an empty name.
-ALL = ""
 #: The most slots that one request may ask for.
 MOST = 10_000
-
-
-@dataclass(frozen=True)
-class Request:
-    """Slots that somebody asked for.
-
-    Attributes:
-        id: its identity, which the records of the slots keep.
-        kind: `"run"`: one slot of its own, at `until`; `"backfill"`: the slots in (since, until];
-            `"catch_up"`: those of them that the entry's policy catches up.
-        entry: the entry's name, or `ALL`.
-        force: start also slots that are done or under way, as a new attempt.
-        by: who asked.
-        at: when.
-    """
-
-    id: str
-    kind: str
-    entry: str
-    since: datetime
-    until: datetime
-    force: bool
-    by: str
-    at: datetime
-
-    @classmethod
-    def read(cls, id: str, text: str) -> Request:  # noqa: A002  # it is the field's name
-        """Read a request's JSON. Raises ValueError, TypeError, KeyError or OverflowError where it can't be read."""
-        data: dict[str, Any] = json.loads(text)
-        return cls(
-            id=id,
-            kind=str(data["kind"]),
-            entry=str(data["entry"]),
-            since=slot_from_us(int(data["since"])),
-            until=slot_from_us(int(data["until"])),
-            force=data.get("force") is True,
-            by=str(data.get("by", "")),
-            at=slot_from_us(int(data["at"])),
-        )
 
 
 class Orders:

@@ -11,17 +11,21 @@ from typing import Any, Literal
 from celery_leaderbeat.tick import slot_from_us
 
 __all__ = [
+    "ALL",
     "ENDS",
     "FAR_AHEAD",
     "REMOVED_LIFETIME",
     "Claim",
     "EntryRecord",
     "Recalled",
+    "Request",
     "SlotRecord",
     "UnsentRange",
     "Verdict",
 ]
 
+#: Stands for all entries where an entry is named: no entry has an empty name.
+ALL = ""
 #: A last decided slot this much later than now (µs) was written by a clock that had jumped.
 FAR_AHEAD = 300_000_000
 #: How long the record of a removed entry is kept, in µs: a week, so that a rollback finds it.
@@ -220,3 +224,46 @@ class Verdict:
     reason: str = ""
     seconds: float = 0.0
     new: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """Slots that somebody asked for.
+
+    Attributes:
+        id: its identity, which the records of the slots keep.
+        kind: `"run"`: one slot of its own, at `until`; `"backfill"`: the slots in (since, until];
+            `"catch_up"`: those of them that the entry's policy catches up.
+        entry: the entry's name, or `ALL`.
+        force: start also slots that are done or under way, as a new attempt.
+        by: who asked.
+        at: when.
+    """
+
+    id: str
+    kind: str
+    entry: str
+    since: datetime
+    until: datetime
+    force: bool
+    by: str
+    at: datetime
+
+    def asks_for(self, slot: datetime) -> bool:
+        """Whether a slot of the entry is among those that it asks for."""
+        return slot == self.until if self.kind == "run" else self.since < slot <= self.until
+
+    @classmethod
+    def read(cls, id: str, text: str) -> Request:  # noqa: A002  # it is the field's name
+        """Read a request's JSON. Raises ValueError, TypeError, KeyError or OverflowError where it can't be read."""
+        data: dict[str, Any] = json.loads(text)
+        return cls(
+            id=id,
+            kind=str(data["kind"]),
+            entry=str(data["entry"]),
+            since=slot_from_us(int(data["since"])),
+            until=slot_from_us(int(data["until"])),
+            force=data.get("force") is True,
+            by=str(data.get("by", "")),
+            at=slot_from_us(int(data["at"])),
+        )

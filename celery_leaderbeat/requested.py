@@ -14,11 +14,11 @@ from itertools import islice
 
 from celery_leaderbeat.due import due_slots
 from celery_leaderbeat.ledger import Ledger
-from celery_leaderbeat.orders import ALL, MOST, Orders, Request
+from celery_leaderbeat.orders import MOST, Orders
 from celery_leaderbeat.pauses import Pause, Pauses
 from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.policy import Send, decide
-from celery_leaderbeat.records import SlotRecord
+from celery_leaderbeat.records import ALL, Request, SlotRecord
 from celery_leaderbeat.tick import slot_text, tick_key
 from celery_leaderbeat.timeline import slots_between
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from celery_leaderbeat import audit as module
 from celery_leaderbeat.audit import Audit, Explanation, Known, explain
 from celery_leaderbeat.definitions import Definition
-from celery_leaderbeat.records import ENDS, EntryRecord, SlotRecord, UnsentRange
+from celery_leaderbeat.records import ENDS, EntryRecord, Request, SlotRecord, UnsentRange
 from celery_leaderbeat.tick import slot_text, slot_to_us, tick_key
 
 T0 = datetime(2026, 10, 2, 3, tzinfo=timezone.utc)
@@ -51,11 +51,13 @@ def explained(
     retention: float = RETENTION,
     unsent_from: datetime | None = None,
     definition: Definition | None = IN_FORCE,
+    requests: tuple[Request, ...] = (),
 ) -> list[Explanation]:
     known = Known(
         entry=entry(decided),
         records={found.key: found for found in records},
         unsent=ranges,
+        requests=requests,
         unsent_from=unsent_from,
         retention=retention,
         now=minute(now),
@@ -144,7 +146,7 @@ def test_the_search_finds_what_a_look_at_every_range_finds(bounds: list[int], nu
     pairs = list(zip(bounds[::2], bounds[1::2], strict=False))
     ranges = tuple(unsent("missed", first, last, f"{first}") for first, last in pairs)
     expected = next((f"{first}" for first, last in pairs if first <= number <= last), None)
-    known = Known(entry(99), {}, ranges, None, RETENTION, minute(100))
+    known = Known(entry(99), {}, ranges, (), None, RETENTION, minute(100))
     found = known.range_of(minute(number))
     assert (found and found.reason) == expected
 
@@ -158,6 +160,16 @@ def test_what_nobody_has_decided_is_overdue() -> None:
     assert ends(explained(1, decided=None)) == [waiting]
     ended = Definition(IN_FORCE.fingerprint, IN_FORCE.since, minute(20))
     assert ends(explained(11, decided=10, now=12, definition=ended)) == [("skipped", "its entry was removed")]
+
+
+def test_what_somebody_has_asked_for_and_has_no_record_yet_is_overdue() -> None:
+    asked = Request("r1", "backfill", "job", minute(2), minute(4), force=False, by="me@here", at=minute(9))
+    waits = ("overdue", "me@here has asked for it, and its turn hasn't come")
+    found = ends(explained(2, 3, 4, 5, requests=(asked,)))
+    assert found[1:3] == [waits, waits]
+    assert {end for end, _ in (found[0], found[3])} == {"unexplained"}
+    once = Request("r2", "run", "job", minute(3), minute(3), force=False, by="me@here", at=minute(9))
+    assert ends(explained(3, requests=(once,))) == [waits]
 
 
 def test_what_was_decided_and_has_no_record_is_unexplained_while_its_record_should_be_there() -> None:

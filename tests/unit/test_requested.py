@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from celery_leaderbeat.errors import StoreUnavailable
-from celery_leaderbeat.orders import ALL, Request
 from celery_leaderbeat.pauses import Pause, Pauses
 from celery_leaderbeat.plan import Plan, Returned
 from celery_leaderbeat.policy import Policy
-from celery_leaderbeat.records import ENDS, SlotRecord
+from celery_leaderbeat.records import ALL, ENDS, Request, SlotRecord
 from celery_leaderbeat.requested import Requested
 from celery_leaderbeat.tick import tick_key
 
