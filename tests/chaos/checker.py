@@ -330,7 +330,8 @@ class _Slot:
                 # docs/data-loss.md: "If it died together with the data, the gap is missed".
                 self._allow("missed: Redis lost its data while its leader was struck")
             else:
-                yield "lost", f"missed: {LOST}, and its leader was well"
+                kind = "lost" if self.entry.prefer == "duplicate" else "unexplained"
+                yield kind, f"missed: {LOST}, and its leader was well"
             return
         for reason, t in reasons:
             if self._allows(end, reason, t):
