@@ -109,6 +109,8 @@ class Dispatcher:
             if term != self._term:
                 self._term = None
                 self._begin(term)
+                # What Redis loses while this round lasts, we know.
+                self._restorer.leads(term)
             self._sender.settle()
             self._put_back(self._sender.go_on())
             self._look_at_orders(term)
@@ -271,6 +273,7 @@ class Dispatcher:
             while messages:
                 sent = self._sender.send(Batch(term, self._plans, messages[:_CLAIM_BATCH]))
                 self._put_back(sent)
+                self._restorer.leads(term)
                 # Where one slot is held, the later ones of its entry mustn't pass it.
                 held = {message.entry for message in sent if message.held}
                 messages = [message for message in messages[_CLAIM_BATCH:] if message.entry not in held]

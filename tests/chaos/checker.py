@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from celery_leaderbeat.policy import REASON_CATCH_UP_NONE, REASON_DEADLINE, REASON_LOOKBACK
+from celery_leaderbeat.recall import LOST
 from tests.chaos.expected import Called, called_for
 from tests.chaos.history import Body, Effect, History, Report
 from tests.chaos.schedule import CHANGING, EXPIRES
@@ -34,6 +35,8 @@ VIOLATIONS = ("lost", "second send", "doubled", "stale", "early", "epoch", "unex
 
 #: The replicas go by the server's clock, which is this machine's; their measurement lags, and never leads.
 _CLOCK_ERROR = 0.05
+#: A leader's lease, in seconds.
+_LEASE = 3.0
 #: A run's lease, and the patience of a worker that can't tell the ledger, in seconds; see `fleet.CONF`.
 _RUN_LEASE, _PATIENCE = 4.0, 4.0
 #: Seconds within which a message that nobody holds has come to a worker.
@@ -322,6 +325,14 @@ class _Slot:
             else:
                 self._allow("missed: unconfirmed")
             return
+        if end == "missed" and any(reason == LOST for reason, _ in reasons):
+            if self.faults.lost_data_and_leader(self.called.slot - 15, max(t for _, t in reasons)):
+                # docs/data-loss.md: "If it died together with the data, the gap is missed".
+                self._allow("missed: Redis lost its data while its leader was struck")
+            else:
+                kind = "lost" if self.entry.prefer == "duplicate" else "unexplained"
+                yield kind, f"missed: {LOST}, and its leader was well"
+            return
         for reason, t in reasons:
             if self._allows(end, reason, t):
                 self._allow(f"{end}: {reason.partition(':')[0]}")
@@ -422,6 +433,7 @@ class _Faults:
             process = struck.fault.target.partition(":")[0]
             self._struck[process].append((struck.fault.kind, struck.begun, struck.ended))
         self._workers = [name for name in self._struck if name.startswith("worker")]
+        self._terms = history.terms
         self._losses = [loss.t for loss in history.losses]
         self.broker_is_redis = history.broker == "redis"
 
@@ -439,6 +451,15 @@ class _Faults:
     def workers_struck(self, since: float, until: float) -> bool:
         """Whether something befell any worker, or Redis, in this time."""
         return any(self.of(name, since - 1, until) for name in (*self._workers, "ledger"))
+
+    def lost_data_and_leader(self, since: float, until: float) -> bool:
+        """Whether Redis lost its data in this time, while something befell whoever led."""
+        for lost in self._losses:
+            if since <= lost <= until:
+                led = max((term for term in self._terms if term.since <= lost), key=lambda term: term.since)
+                if self.of(led.beat, lost - _LEASE, lost + _LEASE):
+                    return True
+        return False
 
     def lost_data(self, since: float, until: float) -> bool:
         """Whether Redis lost its data in this time."""

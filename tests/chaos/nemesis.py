@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from tests.chaos.fleet import Fleet
 from tests.chaos.ledgers import Ledger
-from tests.chaos.plan import AS_IT_SENDS, Fault, processes_of
+from tests.chaos.plan import AS_IT_SENDS, AS_IT_SENDS_PLAIN, Fault, processes_of
 
 __all__ = ["Nemesis", "Struck"]
 
 #: Seconds within which a leader sends its next message, as a rule.
-_NEXT_MESSAGE = 3.0
+_NEXT_MESSAGE = 5.0
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,9 @@ class Nemesis:
     def _now_or_as_it_sends(self, fault: Fault, act: Callable[[], None]) -> None:
         if fault.detail == AS_IT_SENDS:
             self._fleet.tap.at_next(fault.target, act, _NEXT_MESSAGE)
+        elif fault.detail == AS_IT_SENDS_PLAIN:
+            # No worker tells the ledger that such a message was sent after all.
+            self._fleet.tap.at_next(fault.target, act, _NEXT_MESSAGE, "plain")
         else:
             act()
 

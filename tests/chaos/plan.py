@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["AS_IT_SENDS", "KINDS", "Fault", "kinds_for", "make_plan", "processes_of"]
+__all__ = ["AS_IT_SENDS", "AS_IT_SENDS_PLAIN", "KINDS", "Fault", "kinds_for", "make_plan", "processes_of"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ KINDS = {
 
 #: Right after the broker was handed a message, and before the leader has heard that.
 AS_IT_SENDS = "as it sends"
+#: The same, with a message for a task that is no FencedTask.
+AS_IT_SENDS_PLAIN = "as it sends for a plain task"
 
 #: Mean and least time from one fault to the next, in seconds.
 _MEAN_GAP, _LEAST_GAP = 3.4, 0.6
@@ -73,8 +75,6 @@ _MEAN_GAP, _LEAST_GAP = 3.4, 0.6
 _REST = 2.0
 #: How often a leader is struck while its link is slow.
 _BESIDES = 0.7
-#: How often a leader is killed or frozen at the worst moment.
-_AS_IT_SENDS = 0.6
 #: Delays and steps of clocks, in seconds.
 _DELAYS = (0.02, 0.15, 0.4, 0.4, 0.9)
 _STEPS = (-3600.0, -90.0, -5.0, -1.5, 1.5, 5.0, 90.0, 3600.0)
@@ -155,7 +155,7 @@ def _target(
 
 def _detail(chance: random.Random, kind: str, target: str) -> str:
     if kind in ("kill", "pause") and target == "leader":
-        return AS_IT_SENDS if chance.random() < _AS_IT_SENDS else ""
+        return chance.choice(("", AS_IT_SENDS, AS_IT_SENDS_PLAIN, AS_IT_SENDS_PLAIN))
     if kind == "one-way cut":
         return chance.choice(("up", "down"))
     if kind == "delay":
@@ -167,5 +167,5 @@ def _detail(chance: random.Random, kind: str, target: str) -> str:
 
 def kinds_for(topology: str) -> tuple[str, ...]:
     """The kinds of faults that make sense over a topology (`standalone`, `sentinel`)."""
-    left_out = {"sentinel": {"redis restart", "flush"}, "standalone": {"failover", "flush"}}[topology]
+    left_out = {"sentinel": {"redis restart"}, "standalone": {"failover"}}[topology]
     return tuple(kind for kind in KINDS if kind not in left_out)

@@ -48,15 +48,15 @@ class Tap:
     stamped: bool = True
     arrivals: list[Arrival] = field(default_factory=list)
     _tails: dict[tuple[str, int], bytes] = field(default_factory=dict)
-    _waiting: dict[str, tuple[Callable[[], None], threading.Event]] = field(default_factory=dict)
+    _waiting: dict[str, tuple[Callable[[], None], threading.Event, str]] = field(default_factory=dict)
 
-    def at_next(self, beat: str, act: Callable[[], None], timeout: float) -> None:
+    def at_next(self, beat: str, act: Callable[[], None], timeout: float, entries: str = "") -> None:
         """Do something at the moment at which a beat's next message has gone to the broker; after `timeout` anyway.
 
-        The broker has it then, and the beat hasn't heard so.
+        The broker has it then, and the beat hasn't heard so. `entries`: how the entry's name begins.
         """
         done = threading.Event()
-        self._waiting[beat] = (act, done)
+        self._waiting[beat] = (act, done, entries)
         if not done.wait(timeout) and self._waiting.pop(beat, None) is not None:
             act()
 
@@ -74,10 +74,12 @@ class Tap:
                     _attempt(match) if self.stamped else 1,
                 )
             )
-        if begin and (waiting := self._waiting.pop(beat, None)) is not None:
-            act, done = waiting
-            act()
-            done.set()
+        waiting = self._waiting.get(beat)
+        if begin and waiting is not None:
+            act, done, entries = waiting
+            if self.arrivals[-1].key.startswith(entries) and self._waiting.pop(beat, None) is not None:
+                act()
+                done.set()
         self._tails[beat, connection] = text[max(begin, len(text) - _LONGEST) :]
 
 

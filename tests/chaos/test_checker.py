@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from celery_leaderbeat.recall import LOST
 from celery_leaderbeat.tick import tick_key
 from tests.chaos.checker import check
 from tests.chaos.fleet import Exit, Life
-from tests.chaos.history import End, Term
+from tests.chaos.history import End, Loss, Term
 from tests.chaos.nemesis import Struck
 from tests.chaos.plan import Fault
 from tests.chaos.schedule import Entry
@@ -280,6 +281,16 @@ def test_a_retry_that_a_worker_took_with_it_is_allowed_and_one_that_nobody_took_
         if struck:
             story.fault("kill", "worker1")
         assert story.violations() == ([] if struck else [("unexplained", key(MISSED))])
+
+
+@pytest.mark.parametrize("target", ["beat0", "beat0:broker", "beat1"])
+def test_what_redis_lost_may_be_missed_only_where_the_leader_was_struck_as_well(target: str) -> None:
+    story = Story()
+    story.forget(DUPLICATE)
+    story.said(DUPLICATE, "missed", LOST)
+    story.losses.append(Loss(SLOTS[2] + 1, "flush"))
+    story.fault("pause", target)
+    assert story.violations() == ([("lost", key(DUPLICATE))] if target == "beat1" else [])
 
 
 def test_a_lookback_that_was_exceeded_is_allowed() -> None:

@@ -11,7 +11,7 @@ from tests.chaos.plan import KINDS, Fault, kinds_for, make_plan, processes_of
 BEATS, WORKERS = ("beat0", "beat1", "beat2"), ("worker0", "worker1")
 FIRST_OF_SEED_7 = [
     "   1.83 s  pause          worker0         for 5.02 s",
-    "   3.32 s  pause          leader          for 8.27 s (as it sends)",
+    "   3.32 s  pause          leader          for 8.27 s (as it sends for a plain task)",
     "   5.94 s  cut            leader:broker   for 4.27 s",
 ]
 

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from celery import Celery
 from celery_leaderbeat.ledger import Ledger
 from celery_leaderbeat.orders import Orders
 from celery_leaderbeat.recall import LOST
-from tests.support.history import unexplained
+from tests.support.history import assert_gapless, unexplained
 from tests.support.scene import Beat, Scene, keys_of, leader
 from tests.support.servers import RedisServer
 from tests.support.waits import wait_for
@@ -328,3 +329,40 @@ def test_beats_fire_again_within_two_seconds_of_the_return_of_redis(
     tell("reconnecting", f"fired {', '.join(f'{seconds:.2f}' for seconds in took)} s after Redis was back")
     assert sorted(took)[1] < 2.0
     assert max(Counter(keys_of(scene.beat_publishes())).values()) == 1
+
+
+FLUSHES = """
+import redis
+
+from celery_leaderbeat.ledger import Ledger
+
+original, flushed = Ledger.claim, []
+
+
+def claim(self, *args, **kwargs):
+    if not flushed:
+        flushed.append(redis.Redis.from_url(app.conf.leaderbeat_redis_url).flushdb())
+    return original(self, *args, **kwargs)
+
+
+Ledger.claim = claim
+"""
+
+
+@pytest.mark.schedule({"tick": SCHEDULE["tick"]})
+@pytest.mark.matrix("valkey")
+def test_a_new_leader_whose_ledger_is_lost_in_its_first_round_still_catches_up(
+    scene: Scene, tmp_path: Path
+) -> None:
+    path = tmp_path / "flushes.py"
+    path.write_text(FLUSHES)
+    first = scene.start_beat()
+    leader(scene)
+    second = scene.start_beat(env={"LB_PLUGIN": str(path)})
+    second.wait_for_log("Standing by", timeout=SOON)
+    more(scene, 4)
+    first.kill()
+    second.wait_for_log("Redis has lost data of", timeout=SOON)
+    more(scene, 6)
+    assert not second.find(LOST)
+    assert_gapless(sent(scene), period=0.5)
