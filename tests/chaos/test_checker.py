@@ -202,7 +202,7 @@ def test_a_message_that_expired_before_its_time_is_found_and_one_in_time_is_not(
     assert check(replace(history, expired={key(LATE): SLOTS[2] + 20.5})).findings == []
 
 
-def test_a_process_that_ends_by_itself_is_found() -> None:
+def test_a_beat_that_ends_by_itself_is_found() -> None:
     history = replace(Story().history(), exits=[Exit(BEGAN + 5, "beat0", 1)])
     assert [finding.kind for finding in check(history).findings] == ["exit"]
 
