@@ -178,6 +178,10 @@ class Restorer:
         """A slot is decided under this leader."""
         self._shadow.decided(plan.name, slot, plan.fingerprint)
 
+    def swept(self) -> None:
+        """All that was claimed has been looked after."""
+        self._shadow.swept()
+
     def leads(self, term: Term) -> None:
         """The term goes on, and all that was decided before is known."""
         until = self._elector.trusted_until(term)

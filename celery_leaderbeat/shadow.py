@@ -108,6 +108,11 @@ class Shadow:
         with self._lock:
             self._claimed -= {key}
 
+    def swept(self) -> None:
+        """The leader has looked after all that was claimed, and nothing is under way."""
+        with self._lock:
+            self._claimed = frozenset()
+
     @property
     def open_claims(self) -> frozenset[str]:
         """The tick keys of slots that were claimed, and of which it isn't known whether they were sent."""
@@ -221,9 +226,9 @@ class Shadow:
             return found
 
     def put_back(self) -> None:
-        """What was lacking is back in the ledger, and whoever leads looks after what is claimed."""
+        """What was lacking is back in the ledger."""
         with self._lock:
-            self.gap, self._behind, self._claimed = None, {}, frozenset()
+            self.gap, self._behind = None, {}
 
     # -- pauses --------------------------------------------------------------------------------------------
 

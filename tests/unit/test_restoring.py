@@ -113,4 +113,6 @@ def test_a_claim_that_is_open_and_whose_record_is_lost_is_missed_aloud(
         leads.register(TERM)
     assert ledger.written_off == [lost]
     assert any("is missed: " + LOST in record.getMessage() for record in caplog.records)
+    assert shadow.open_claims == {kept}, "the sweep looks after that"
+    leads.swept()
     assert shadow.open_claims == set()

@@ -281,14 +281,15 @@ def test_pauses_that_ended_a_month_ago_are_forgotten() -> None:
 # Claims that are open
 
 
-def test_what_was_claimed_and_not_settled_is_open_until_it_is_put_back() -> None:
+def test_what_is_claimed_is_open_until_it_is_settled_or_looked_after() -> None:
     shadow = Shadow()
-    for key in ("a", "b", "c"):
-        shadow.claimed(key)
-    shadow.settled("b")
-    assert (shadow.open_claims, shadow.claims) == ({"a", "c"}, 3)
+    shadow.see_claimed(["a", "b"], led=True)
     shadow.put_back()
-    assert (shadow.open_claims, shadow.claims) == (set(), 3)
+    shadow.claimed("c")
+    shadow.settled("a")
+    assert (shadow.open_claims, shadow.claims) == ({"b", "c"}, 1)
+    shadow.swept()
+    assert (shadow.open_claims, shadow.claims) == (set(), 1)
 
 
 def test_a_standby_knows_what_is_claimed_and_a_lease_that_is_lost_with_it_settles_nothing() -> None:
