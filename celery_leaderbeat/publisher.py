@@ -119,16 +119,14 @@ class Publisher:
         kind: Literal["blocked", "unreachable"] = "blocked" if blocked else "unreachable"
         for message in messages:
             if message.handling.take():
-                message.outcome = Outcome(kind, "the publish before it didn't come back")
+                message.settle(Outcome(kind, "the publish before it didn't come back"))
             elif message.outcome is None:
                 what = f"the broker gave no answer within {self.patience:g} s"
                 if message.sending.take():
-                    message.outcome = Outcome(kind, what)
-                else:
-                    message.outcome = Outcome("unknown", what)
-                    if not blocked:
-                        # The thread waits for an answer on a connection that is to be thrown away.
-                        self.abandon()
+                    message.settle(Outcome(kind, what))
+                elif message.settle(Outcome("unknown", what)) and not blocked:
+                    # The thread waits for an answer on a connection that is to be thrown away.
+                    self.abandon()
             yield message
 
     @property
@@ -188,8 +186,7 @@ class Publisher:
             if outcome.kind in ("unreachable", "blocked"):
                 # The others needn't wait for the same connection one after the other.
                 away = outcome
-            if message.outcome is None:
-                message.outcome = outcome
+            message.settle(outcome)
             if outcome.kind == "sent":
                 job.on_sent(message)
             job.done.put(message)

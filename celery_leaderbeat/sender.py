@@ -156,7 +156,7 @@ class Sender:
         for message, answer in zip(batch.messages, exc.answers, strict=True):
             if self._answered(message, answer):
                 message.handling.take()
-                message.outcome = Outcome("unsent", str(exc))
+                message.settle(Outcome("unsent", str(exc)))
                 message.settled = True
                 self._debts.add(batch.debt(message))
                 self._plans[message.entry].give_back(message.slot, message.stamp.attempt, message.request)

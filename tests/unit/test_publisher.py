@@ -12,7 +12,7 @@ from celery import Celery, Task
 from celery.signals import before_task_publish
 
 from celery_leaderbeat.clock import Clock, FleetClock
-from celery_leaderbeat.message import Message
+from celery_leaderbeat.message import Message, Outcome
 from celery_leaderbeat.publisher import Publisher
 from celery_leaderbeat.tick import Stamp, tick_key
 from tests.support.waits import wait_for
@@ -127,6 +127,48 @@ def test_a_task_that_sends_by_its_own_means_is_in_doubt_once_it_was_asked_to(sta
     assert stage.reached.is_set()
     assert _kinds(messages) == ["unknown", "unreachable"]
     assert not stage.publisher.usable
+
+
+class _TakenAtThatMoment:
+    """The right to send a message, which the broker takes while somebody asks for the right in vain."""
+
+    def __init__(self, message: Message) -> None:
+        self._message = message
+
+    def take(self) -> bool:
+        self._message.settle(Outcome("sent"))
+        return False
+
+
+def test_what_the_broker_takes_while_the_thread_is_given_up_is_sent(stage: _Stage) -> None:
+    message = _message("plain", "plain")
+    message.handling.take()
+    message.sending = _TakenAtThatMoment(message)  # type: ignore[assignment]
+    assert _kinds(list(stage.publisher._given_up([message]))) == ["sent"]
+    assert stage.publisher.usable, "nothing is in doubt"
+
+
+def test_of_all_that_settle_a_message_at_once_one_is_believed() -> None:
+    for _ in range(50):
+        message, start = _message("plain", "plain"), threading.Barrier(4)
+        believed: list[Outcome] = []
+
+        def settle(
+            outcome: Outcome,
+            message: Message = message,
+            start: threading.Barrier = start,
+            believed: list[Outcome] = believed,
+        ) -> None:
+            start.wait(10)
+            if message.settle(outcome):
+                believed.append(outcome)
+
+        threads = [threading.Thread(target=settle, args=(Outcome("unsent", str(n)),)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert believed == [message.outcome]
 
 
 def test_an_abandoned_publisher_sends_nothing_more(stage: _Stage) -> None:
