@@ -3,12 +3,14 @@
 All keys share one hash tag, so there is one server at any time that has them, and one connection to it will do. In
 a group of servers a connection asks which one that is each time that it connects. When an answer shows that
 the server isn't the right one any more (`READONLY`, `MOVED`), the store closes its connections, and the next one asks
-again. Nothing here connects before it is used.
+again; so it is when the server can't be connected to, or doesn't take part in the handshake: who named it may not have
+heard of a failover. Nothing here connects before it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import redis
@@ -29,13 +31,27 @@ _SHORTEST_TRY = 0.25
 class _Located:
     """Mixed into a connection of the driver: it asks for its address when it connects."""
 
-    def __init__(self, *, locate: Callable[[], _Address], **kwargs: Any) -> None:
+    def __init__(self, *, locate: _Guides, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._locate = locate
 
     def _connect(self) -> Any:
         self.host, self.port = self._locate()
-        return super()._connect()  # type: ignore[misc]  # the driver's connection comes next
+        with self._or_distrust():
+            return super()._connect()  # type: ignore[misc]  # the driver's connection comes next
+
+    def on_connect_check_health(self, check_health: bool = True) -> None:
+        with self._or_distrust():
+            super().on_connect_check_health(check_health)  # type: ignore[misc]  # as above
+
+    @contextlib.contextmanager
+    def _or_distrust(self) -> Iterator[None]:
+        """Where the server that was named can't be spoken to, somebody else is asked first the next time."""
+        try:
+            yield
+        except (redis.exceptions.RedisError, OSError):
+            self._locate.distrust()
+            raise
 
 
 class _LocatedConnection(_Located, redis.Connection):
