@@ -125,8 +125,7 @@ class Sender:
         """Claim the batch and publish it once; its messages. Raises what the claim raises; then it is claimed again."""
         if batch is not self._batch and not self._replication.ready():
             for message in batch.messages:
-                message.handling.take()
-                message.settled = message.held = True
+                _hold(message)
             return batch.messages
         self._batch = batch
         now = self._clock.utcnow()
@@ -168,8 +167,15 @@ class Sender:
     def _one_by_one(self, batch: Batch, exc: StoreError) -> Sequence[Message]:
         """Redis refuses the claim of a batch, and would again: find the slot that it is about, and leave that out."""
         if len(batch.messages) > 1:
+            held: set[str] = set()
             for message in batch.messages:
+                if message.entry in held:
+                    # It mustn't pass the earlier slot, which would never be decided then.
+                    _hold(message)
+                    continue
                 self.send(Batch(batch.term, batch.plans, [message]))
+                if message.held:
+                    held.add(message.entry)
             return batch.messages
         (message,) = batch.messages
         logger.error(
@@ -179,8 +185,7 @@ class Sender:
             _REFUSED.total_seconds(),
             extra={"action": "claim_refused", "entry": message.entry, "tick_key": message.key},
         )
-        message.handling.take()
-        message.settled = message.held = True
+        _hold(message)
         self._plans[message.entry].postpone(self._clock.utcnow() + _REFUSED)
         return batch.messages
 
@@ -362,3 +367,9 @@ class Sender:
 
     def _monotonic(self) -> float:
         return self._clock.clock.monotonic()
+
+
+def _hold(message: Message) -> None:
+    """Leave the message's slot undecided."""
+    message.handling.take()
+    message.settled = message.held = True
