@@ -244,32 +244,35 @@ class Sender:
     def _publish(self, batch: Batch, messages: list[Message]) -> None:
         began = self._monotonic()
         sent, away = False, None
-        known = [message for message in messages if self._sent_before.settles(message)]
+        known = {message.key: message for message in messages if self._sent_before.settles(message)}
         publish = self._connected().publish(
             [message for message in messages if message.outcome is None],
             allowed=lambda: self._elector.trusts(batch.term),
             on_sent=lambda message: self._confirm(batch, message),
         )
-        for message in chain(known, publish):
+        for message in chain(known.values(), publish):
             self._elector.progress()
             outcome = message.outcome
             if outcome is None:
                 continue
             self._sent_before.note(message, outcome)
             if outcome.kind == "sent":
-                sent = True
                 began = self._monotonic()
                 self._plans[message.entry].failures = 0
                 if not message.settled:
                     self._debts.add(batch.debt(message))
             else:
                 self._not_sent(batch, message, outcome)
+            message.settled = True
+            if message.key in known:
+                # Nothing was asked of the broker.
+                continue
+            sent = sent or outcome.kind == "sent"
             if outcome.kind in ("unreachable", "blocked", "unknown") and away is None:
                 away = outcome
-            message.settled = True
         if sent:
             self._elector.proven()
-        if sent or away is None:
+        if sent or (away is None and len(known) < len(messages)):
             self._watch.taken()
         if away is not None:
             self._watch.not_sent(began, away)

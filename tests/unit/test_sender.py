@@ -138,3 +138,24 @@ def test_no_later_slot_of_an_entry_passes_one_whose_claim_redis_refuses(stage: _
     assert stage.ledger.claimed == stage.publisher.published == [ones[0].key, two.key]
     assert [message.held for message in (*ones, two)] == [False, True, True, False]
     assert len(stage.advanced) == 2
+
+
+@pytest.mark.parametrize("kind", ["sent", "unknown"])
+def test_what_was_sent_before_says_nothing_of_the_broker(
+    stage: _Stage, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.kind = kind
+    stage.send(stage.message("one", 1))
+    proven = stage.proven
+    assert proven == (kind == "sent")
+    signs: list[str] = []
+    monkeypatch.setattr(stage.sender._watch, "taken", lambda: signs.append("taken"))
+    monkeypatch.setattr(stage.sender._watch, "not_sent", lambda *_: signs.append("not sent"))
+    again = stage.message("one", 1)
+    stage.send(again)
+    assert again.outcome == Outcome(stage.kind, "why")
+    assert stage.publisher.published == [again.key], "it wasn't published again"
+    assert (stage.proven, signs) == (proven, [])
+    stage.kind = "sent"
+    stage.send(stage.message("one", 1), stage.message("two", 1))
+    assert (stage.proven, signs) == (proven + 1, ["taken"])
