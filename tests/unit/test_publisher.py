@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any
 
@@ -56,9 +56,11 @@ class _Stage:
         self.listening = _Listening()
         self.publisher = Publisher(self.app, 0.3, FleetClock(Clock()), self.listening)
 
-    def publish(self, *tasks: str) -> list[Message]:
+    def publish(
+        self, *tasks: str, on_sent: Callable[[Message], object] = lambda message: None
+    ) -> list[Message]:
         messages = [_message(f"{task}{number}", task) for number, task in enumerate(tasks)]
-        settled = list(self.publisher.publish(messages, lambda: True, lambda message: None))
+        settled = list(self.publisher.publish(messages, lambda: True, on_sent))
         assert sorted(m.key for m in settled) == sorted(m.key for m in messages)
         return messages
 
@@ -127,6 +129,20 @@ def test_a_task_that_sends_by_its_own_means_is_in_doubt_once_it_was_asked_to(sta
     assert stage.reached.is_set()
     assert _kinds(messages) == ["unknown", "unreachable"]
     assert not stage.publisher.usable
+
+
+def test_a_ledger_that_is_slow_to_take_a_confirmation_isn_t_blamed_on_the_broker(stage: _Stage) -> None:
+    messages = stage.publish("plain", "plain", "plain", on_sent=lambda _: stage.gate.wait(10))
+    messages += stage.publish("plain")
+    assert _kinds(messages) == ["sent", "unsent", "unsent", "unsent"]
+    assert messages[-1].outcome == Outcome(
+        "unsent", "Redis hasn't taken the confirmation of the slot before it"
+    )
+    assert stage.publisher.usable
+    stage.gate.set()
+    assert _kinds(stage.publish("plain")) == ["sent"]
+    assert stage.listening.failures == []
+    assert stage.queued() == 2
 
 
 class _TakenAtThatMoment:
