@@ -84,15 +84,14 @@ class _Guides:
                 said.append(f"{_shown(node)} says: {exc}")
                 continue
             if found is not None:
-                self._nodes.remove(node)
-                self._nodes.insert(0, node)
+                self._nodes = [node, *(other for other in self._nodes if other != node)]
                 return found
             said.append(f"{_shown(node)} {self.ignorance}")
         raise redis.exceptions.ConnectionError(f"{self.nobody}: {'; '.join(said)}")
 
     def distrust(self) -> None:
         """Where the first of them sent us was wrong: ask another one first."""
-        self._nodes.append(self._nodes.pop(0))
+        self._nodes = [*self._nodes[1:], *self._nodes[:1]]
 
     def _question(self, node: _Address, *command: str | int) -> Any:
         each = max(self._timeout / len(self._nodes), _SHORTEST_TRY)
@@ -136,7 +135,10 @@ class _Sentinels(_Guides):
 
 
 class _Nodes(_Guides):
-    """Nodes of a cluster: each knows which one serves a key. They tell of each other, and are remembered."""
+    """Nodes of a cluster: each knows which one serves a key, and of all others.
+
+    Those are asked that the URL names and the latest answer: nodes come and go, and each one that is gone costs time.
+    """
 
     def __init__(self, target: RedisTarget, timeout: float, tag: str, options: Mapping[str, Any]) -> None:
         super().__init__(target, timeout)
@@ -149,14 +151,18 @@ class _Nodes(_Guides):
 
     def _ask(self, node: _Address) -> _Address | None:
         found: _Address | None = None
+        told: list[_Address] = []
         for first, last, *servers in self._question(node, "CLUSTER", "SLOTS"):
             # A node that doesn't know its own name, or hides it, is the one that was asked.
             known = [
                 (str(host) if host and host != "?" else node[0], int(port)) for host, port, *_ in servers
             ]
-            self._nodes += [address for address in known if address not in self._nodes]
+            told += known
             if int(first) <= self._slot <= int(last):
                 found = known[0]
+        if found is not None:
+            kept = [address for address in self._nodes if address in told or address in self.target.nodes]
+            self._nodes = list(dict.fromkeys([*kept, *told]))
         return found
 
 

@@ -53,3 +53,30 @@ def test_who_names_a_server_that_is_dead_is_asked_last_the_next_time(
         assert asked[2:] == ["s2"], "who was right is asked first"
     finally:
         close_client(client)
+
+
+def test_of_the_nodes_of_a_cluster_those_of_the_url_and_of_the_latest_answer_are_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = parse_redis_url("redis+cluster://seed:1;other:1", SETTING)
+    guides = connections._Nodes(target, 1.0, "prefix", {})
+    asked: list[str] = []
+    living: dict[str, list[str]] = {}
+
+    def answer(_: Any, node: tuple[str, int], *command: Any) -> Any:
+        asked.append(node[0])
+        if node[0] not in living:
+            raise redis.exceptions.ConnectionError("gone")
+        servers = [[host, 1] for host in living[node[0]]]
+        return [[0, 16383, *servers]] if servers else []
+
+    monkeypatch.setattr(connections._Guides, "_question", answer)
+    for generation in range(5):
+        # The nodes are replaced one by one, and each has the address of the next one.
+        older, newer = f"node{generation}", f"node{generation + 1}"
+        living = {"other": [], "seed" if generation == 0 else older: [newer, older]}
+        assert guides() == (newer, 1)
+    living, asked[:] = {"other": []}, []
+    with pytest.raises(redis.exceptions.ConnectionError, match="no node of the cluster knows"):
+        guides()
+    assert sorted(asked) == ["node4", "node5", "other", "seed"]
