@@ -203,6 +203,7 @@ class Sender:
         """Note the answer to a claim. Whether the slot is ours to send."""
         plan = self._plans[message.entry]
         if answer == "claimed":
+            self._elector.shadow.claimed(message.key)
             self._advance(plan, message.slot)
             self._reports.sent(plan.name)
             return True
@@ -256,6 +257,7 @@ class Sender:
             if outcome is None:
                 continue
             self._sent_before.note(message, outcome)
+            self._elector.shadow.settled(message.key)
             if outcome.kind == "sent":
                 began = self._monotonic()
                 self._plans[message.entry].failures = 0
