@@ -125,8 +125,7 @@ class Sender:
         """Claim the batch and publish it once; its messages. Raises what the claim raises; then it is claimed again."""
         if batch is not self._batch and not self._replication.ready():
             for message in batch.messages:
-                message.handling.take()
-                message.settled = message.held = True
+                _hold(message)
             return batch.messages
         self._batch = batch
         now = self._clock.utcnow()
@@ -156,7 +155,7 @@ class Sender:
         for message, answer in zip(batch.messages, exc.answers, strict=True):
             if self._answered(message, answer):
                 message.handling.take()
-                message.outcome = Outcome("unsent", str(exc))
+                message.settle(Outcome("unsent", str(exc)))
                 message.settled = True
                 self._debts.add(batch.debt(message))
                 self._plans[message.entry].give_back(message.slot, message.stamp.attempt, message.request)
@@ -168,8 +167,15 @@ class Sender:
     def _one_by_one(self, batch: Batch, exc: StoreError) -> Sequence[Message]:
         """Redis refuses the claim of a batch, and would again: find the slot that it is about, and leave that out."""
         if len(batch.messages) > 1:
+            held: set[str] = set()
             for message in batch.messages:
+                if message.entry in held:
+                    # It mustn't pass the earlier slot, which would never be decided then.
+                    _hold(message)
+                    continue
                 self.send(Batch(batch.term, batch.plans, [message]))
+                if message.held:
+                    held.add(message.entry)
             return batch.messages
         (message,) = batch.messages
         logger.error(
@@ -179,8 +185,7 @@ class Sender:
             _REFUSED.total_seconds(),
             extra={"action": "claim_refused", "entry": message.entry, "tick_key": message.key},
         )
-        message.handling.take()
-        message.settled = message.held = True
+        _hold(message)
         self._plans[message.entry].postpone(self._clock.utcnow() + _REFUSED)
         return batch.messages
 
@@ -240,13 +245,13 @@ class Sender:
     def _publish(self, batch: Batch, messages: list[Message]) -> None:
         began = self._monotonic()
         sent, away = False, None
-        known = [message for message in messages if self._sent_before.settles(message)]
+        known = {message.key: message for message in messages if self._sent_before.settles(message)}
         publish = self._connected().publish(
             [message for message in messages if message.outcome is None],
             allowed=lambda: self._elector.trusts(batch.term),
             on_sent=lambda message: self._confirm(batch, message),
         )
-        for message in chain(known, publish):
+        for message in chain(known.values(), publish):
             self._elector.progress()
             outcome = message.outcome
             if outcome is None:
@@ -254,19 +259,22 @@ class Sender:
             self._sent_before.note(message, outcome)
             self._elector.shadow.settled(message.key)
             if outcome.kind == "sent":
-                sent = True
                 began = self._monotonic()
                 self._plans[message.entry].failures = 0
                 if not message.settled:
                     self._debts.add(batch.debt(message))
             else:
                 self._not_sent(batch, message, outcome)
+            message.settled = True
+            if message.key in known:
+                # Nothing was asked of the broker.
+                continue
+            sent = sent or outcome.kind == "sent"
             if outcome.kind in ("unreachable", "blocked", "unknown") and away is None:
                 away = outcome
-            message.settled = True
         if sent:
             self._elector.proven()
-        if sent or away is None:
+        if sent or (away is None and len(known) < len(messages)):
             self._watch.taken()
         if away is not None:
             self._watch.not_sent(began, away)
@@ -364,3 +372,9 @@ class Sender:
 
     def _monotonic(self) -> float:
         return self._clock.clock.monotonic()
+
+
+def _hold(message: Message) -> None:
+    """Leave the message's slot undecided."""
+    message.handling.take()
+    message.settled = message.held = True

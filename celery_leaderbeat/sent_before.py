@@ -41,7 +41,7 @@ class SentBefore:
             return False
         if not message.handling.take():
             return False
-        message.outcome = outcome
+        message.settle(outcome)
         logger.warning(
             "Slot %s was sent before, and Redis has lost that: it isn't sent again.",
             message.key,

@@ -9,8 +9,9 @@ from datetime import timedelta
 import pytest
 
 from celery_leaderbeat.ledger import NotLeading
-from celery_leaderbeat.orders import ALL, Orders
+from celery_leaderbeat.orders import Orders
 from celery_leaderbeat.pauses import Pause
+from celery_leaderbeat.records import ALL
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import slot_to_us
 from tests.protocol.ground import ENTRY, Ground, slot
