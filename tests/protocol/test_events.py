@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_leaderbeat.orders import ALL
+from celery_leaderbeat.records import ALL
 from celery_leaderbeat.tick import slot_to_us
 from tests.protocol.ground import ENTRY, Ground, slot
 

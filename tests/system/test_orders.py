@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from celery_leaderbeat.ledger import Ledger
-from celery_leaderbeat.orders import ALL, Orders
+from celery_leaderbeat.orders import Orders
+from celery_leaderbeat.records import ALL
 from celery_leaderbeat.tick import parse_tick_key, tick_key
 from tests.support.history import (
     NOTES_SIGNALS,
