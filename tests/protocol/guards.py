@@ -481,7 +481,8 @@ GUARDS = [
     Guard("renew_run", "run", " and record[2] == ARGV[i] then", " then", _WORKERS),
     Guard("renew_run", "running", "if record[1] == 'running' and ", "if ", _SKIP),
     Guard("renew_run", "taken for dead", "    if record[5] then", "    if false then", None),
-    Guard("pause", "one at a time", "    span['until'] = now\n", "", None),
+    Guard("pause", "one at a time", "and span.since or now\n", "and span.since or nil\n", None),
+    Guard("pause", "no end before the begin", "tonumber(span.since) > tonumber(now) and span.since or now", "now", None),
     Guard(
         "resume",
         "in force",
