@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 #: How often a replica that has a release shows itself, in seconds.
 _SHOWN_EVERY = 1.0
+#: How late an announcement may be without its replica counting as gone, in seconds.
+_LATE = 1.0
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,14 @@ class Membership:
     def retreat(self, seconds: float) -> bool:
         """Leave the lead to the others for a while; False if none of them could do better.
 
-        Those that are in retreat themselves couldn't.
+        Those that are in retreat themselves couldn't, nor could those that have missed an announcement.
         """
+        keys = self._store.keys
         try:
             answer = self._store.run(
                 "retreat",
-                [self._store.keys.retreats],
-                [self._holder, round(seconds * 1000), *self.others],
+                [keys.retreats, keys.replicas],
+                [self._holder, round(seconds * 1000), self._settings.renew_interval + _LATE],
             )
         except StoreError as exc:
             logger.debug("Couldn't retreat: %s", exc)

@@ -191,7 +191,9 @@ def test_a_new_pause_takes_the_place_of_the_one_in_force(ground: Ground) -> None
     assert ground.ask(ground.elect(), 1) == ["claimed"]
 
 
-def test_a_pause_that_gave_way_stays_so_although_the_clock_was_set_back_before_its_begin(ground: Ground) -> None:
+def test_a_pause_that_gave_way_stays_so_although_the_clock_was_set_back_before_its_begin(
+    ground: Ground,
+) -> None:
     later = _now_us(ground) + 60_000_000
     ground.client.hset(ground.keys.paused, ENTRY, json.dumps([{"since": str(later), "note": "one"}]))
     remembered = ground.orders.look()[0]
