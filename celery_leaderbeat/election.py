@@ -23,7 +23,8 @@ back, because Redis has lost what was written since (a failover to a replica tha
 What happens on failure. Redis doesn't answer: the leader tries again with back-off until its trust ends, then
 it is a standby. The process dies: its subscription ends with it, and a standby that has seen it gone at two
 looks a second apart, under an unchanged lease, takes the lease over. The process is frozen, or its network is
-cut: its subscription stands, and the lease expires. Redis loses its data: the lease is gone, the replica that led last
+cut: its subscription stands, and the lease expires. Redis doesn't answer a release: the replica, a standby now, releases
+the lease again when it sees that it stands. Redis loses its data: the lease is gone, the replica that led last
 is let go first, and whoever is elected puts back what it remembers (`shadow`, `restoring`). The tick loop hangs: after
 `leaderbeat_stall_timeout` the renewals stop. No end of a term ends the process.
 
@@ -387,9 +388,9 @@ class Elector:
         until = min(longest, self._lease.until - self.settings.margin)
         while self._desk.working and not self._desk.stopping and self._monotonic() < until:
             self._desk.wait(_ROUND)
-        self._handovers.give(newer.holder, self._monotonic())
         reason = f"released for a newer release ({newer.release}, of {newer.holder})"
-        self._lease.release(term, reason)
+        if self._lease.release(term, reason):
+            self._handovers.give(newer.holder, self._monotonic())
         return reason
 
     # -- small parts ---------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ class Lease:
         highest: the highest epoch that this replica has seen.
         led_last: the holder that led under it, empty if none was seen.
         at_stake: a lease of this replica may stand in Redis.
+        unheard: a release that Redis hasn't answered, with its reason; None if there is none.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Lease:
         self.highest = 0
         self.led_last = ""
         self.at_stake = False
+        self.unheard: tuple[Term, str] | None = None
 
     # -- what is trusted -----------------------------------------------------------------------------------
 
@@ -185,8 +187,9 @@ class Lease:
                 self._settings.lease_ttl,
                 extra={"action": "release_failed", "epoch": term.epoch},
             )
+            self.unheard = (term, reason)
             return False
-        self._held, self.at_stake = None, False
+        self._held, self.at_stake, self.unheard = None, False, None
         if released:
             logger.info(
                 "Handed over: released the lease of epoch %d (%s).",
