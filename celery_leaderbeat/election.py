@@ -371,7 +371,19 @@ class Elector:
             return
         reason = order[1]
         pause = min(self.settings.lease_ttl * 2.0**self._steps_down, _LONGEST_RETREAT)
-        if not self._members.retreat(pause):
+        try:
+            others_lead = self._members.retreat(pause)
+        except StoreError as exc:
+            self._remarks.complain(
+                "retreat",
+                "This replica is to step down (%s), and couldn't say so: %s Trying again with the next renewal.",
+                reason,
+                sentence(exc),
+            )
+            if self._stepping_down is None:
+                self._stepping_down = order
+            return
+        if not others_lead:
             self._remarks.complain(
                 "alone", "This replica goes on leading, because no other could do better: %s.", reason
             )

@@ -87,17 +87,16 @@ class Membership:
         """Leave the lead to the others for a while; False if none of them could do better.
 
         Those that are in retreat themselves couldn't, nor could those that have missed an announcement.
+
+        Raises:
+            StoreError: no answer, or a refusal; it may be asked again.
         """
         keys = self._store.keys
-        try:
-            answer = self._store.run(
-                "retreat",
-                [keys.retreats, keys.replicas],
-                [self._holder, round(seconds * 1000), self._settings.renew_interval + _LATE],
-            )
-        except StoreError as exc:
-            logger.debug("Couldn't retreat: %s", exc)
-            return False
+        answer = self._store.run(
+            "retreat",
+            [keys.retreats, keys.replicas],
+            [self._holder, round(seconds * 1000), self._settings.renew_interval + _LATE],
+        )
         return bool(answer)
 
     def withdraw(self) -> None:

@@ -85,6 +85,17 @@ def test_a_step_down_whose_release_gets_no_answer_is_not_undone(
     assert one.began == [term]
 
 
+def test_a_step_down_that_gets_no_answer_is_tried_again(start: Fleet, unanswered: Counter[str]) -> None:
+    one = start("one")
+    term = wait_for(one.elector.term, what="one leads")
+    two = start("two")
+    wait_for(lambda: "two" in one.elector._members.others, what="one knows two")
+    unanswered["retreat"] = 2
+    one.elector.step_down(term, "the test wants it")
+    assert wait_for(two.elector.term, what="two leads").epoch > term.epoch
+    assert one.began == [term]
+
+
 def test_a_hand_over_whose_release_gets_no_answer_is_not_undone(
     start: Fleet, unanswered: Counter[str]
 ) -> None:
