@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 from celery_leaderbeat.backoff import backoff
@@ -245,26 +245,27 @@ class Sender:
             allowed=lambda: self._elector.trusts(batch.term),
             on_sent=lambda message: self._confirm(batch, message),
         )
-        for message in chain(known, publish):
+        for published, message in chain(zip(repeat(False), known), zip(repeat(True), publish)):
             self._elector.progress()
             outcome = message.outcome
             if outcome is None:
                 continue
             self._sent_before.note(message, outcome)
             if outcome.kind == "sent":
-                sent = True
-                began = self._monotonic()
+                if published:
+                    sent, began = True, self._monotonic()
                 self._plans[message.entry].failures = 0
                 if not message.settled:
                     self._debts.add(batch.debt(message))
             else:
                 self._not_sent(batch, message, outcome)
-            if outcome.kind in ("unreachable", "blocked", "unknown") and away is None:
+            if published and outcome.kind in ("unreachable", "blocked", "unknown") and away is None:
                 away = outcome
             message.settled = True
         if sent:
             self._elector.proven()
-        if sent or away is None:
+        # What was sent before says nothing of the broker.
+        if sent or (away is None and len(known) < len(messages)):
             self._watch.taken()
         if away is not None:
             self._watch.not_sent(began, away)
