@@ -150,7 +150,7 @@ class Dispatcher:
         """This replica doesn't lead: settle what an earlier term of ours left open."""
         self._sender.drop()
         with contextlib.suppress(StoreError):
-            self._sender.settle()
+            self._sender.settle_standing_by()
 
     def close(self, timeout: float) -> None:
         """Give back what is claimed and not published, in about `timeout` seconds; see `Sender.close`."""
