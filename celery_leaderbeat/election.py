@@ -322,8 +322,9 @@ class Elector:
             now = self._monotonic()
             if now >= self._lease.until:
                 raise _Ended("its lease could not be renewed in time")
-            if self._stepping_down is not None:
-                self._step_down(term)
+            left_for = self._step_down(term)
+            if left_for is not None:
+                return left_for
             if order is None and now < due:
                 continue
             if self._desk.stalled:
@@ -365,10 +366,11 @@ class Elector:
         self._members.announce(stands=False)
         self._listener.confirm_visible(self._store)
 
-    def _step_down(self, term: Term) -> None:
+    def _step_down(self, term: Term) -> str | None:
+        """Do what a call of `step_down` has ordered, if there was one; the reason if the lease is released."""
         order, self._stepping_down = self._stepping_down, None
         if order is None or order[0] != term:
-            return
+            return None
         reason = order[1]
         pause = min(self.settings.lease_ttl * 2.0**self._steps_down, _LONGEST_RETREAT)
         try:
@@ -382,16 +384,17 @@ class Elector:
             )
             if self._stepping_down is None:
                 self._stepping_down = order
-            return
+            return None
         if not others_lead:
             self._remarks.complain(
                 "alone", "This replica goes on leading, because no other could do better: %s.", reason
             )
-            return
+            return None
         self._steps_down += 1
         self._desk.candidate_from = self._monotonic() + pause
+        reason = f"it steps down for {pause:.0f} s: {reason}"
         self._lease.release(term, reason)
-        raise _Ended(f"it steps down for {pause:.0f} s: {reason}")
+        return reason
 
     def _hand_over(self, term: Term, newer: Candidate) -> str:
         """Release the lease to a candidate of a newer release, once the round that is under way has ended."""

@@ -24,7 +24,7 @@ TTL = 30.0
 
 
 class Replica:
-    """A replica without a tick loop, and which terms it began."""
+    """A replica without a tick loop, and which of its terms began and ended."""
 
     def __init__(self, url: str, holder: str, release: str) -> None:
         settings = settings_for(url)
@@ -32,12 +32,12 @@ class Replica:
             settings, lease_ttl=TTL, renew_interval=0.5, stall_timeout=TTL, release=Release.read(release)
         )
         self.began: list[Term] = []
+        self.ended: list[Term] = []
         self.elector = Elector(settings, FleetClock(Clock()), holder, changed=self._changed)
         self.elector.start()
 
     def _changed(self, term: Term, reason: str) -> None:
-        if not reason:
-            self.began.append(term)
+        (self.ended if reason else self.began).append(term)
 
 
 Fleet = Callable[..., Replica]
@@ -83,6 +83,23 @@ def test_a_step_down_whose_release_gets_no_answer_is_not_undone(
     one.elector.step_down(term, "the test wants it")
     assert wait_for(two.elector.term, what="two leads").epoch > term.epoch
     assert one.began == [term]
+
+
+def test_a_step_down_is_told_as_a_hand_over_and_not_as_a_loss(
+    start: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    one = start("one")
+    term = wait_for(one.elector.term, what="one leads")
+    start("two")
+    wait_for(lambda: "two" in one.elector._members.others, what="one knows two")
+    one.elector.step_down(term, "the test wants it")
+    wait_for(lambda: one.ended == [term], what="one no longer leads")
+    assert [record.levelname for record in caplog.records if "the test wants it" in record.message] == [
+        "INFO"
+    ]
+    assert "Handed over: released the lease" in caplog.text
+    assert "No longer the leader" not in caplog.text
 
 
 def test_a_step_down_that_gets_no_answer_is_tried_again(start: Fleet, unanswered: Counter[str]) -> None:
