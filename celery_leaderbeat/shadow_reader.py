@@ -55,6 +55,10 @@ class ShadowReader:
         """Whether the ledger holds less than is remembered, as far as has been seen."""
         return self._shadow.lacks
 
+    def fingerprints(self) -> dict[str, str]:
+        """Of the leader's entries, as they were read last."""
+        return self._shadow.fingerprints()
+
     def look(self, look: Look) -> None:
         """Follow what a look at the lease has shown."""
         at = datetime.fromtimestamp(self._clock.at(look.now), timezone.utc)

@@ -168,7 +168,7 @@ class Standby:
         comparison = self._comparison
         if comparison is not None and comparison.wanted(term) and now - self._compared >= _COMPARE_EVERY:
             self._compared = now
-            comparison.look(term)
+            comparison.look(term, self._reader.fingerprints())
 
     @property
     def _nobody_takes_it(self) -> bool:
