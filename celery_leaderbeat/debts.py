@@ -52,7 +52,7 @@ class Debts:
         try:
             self.settle()
         except StoreError as exc:
-            logger.debug("To be told later: %s: %s", self.open(), exc)
+            logger.debug("To be told later: %s: %s", self.open(), exc, extra={"action": "told_later"})
 
     def settle(self, ledger: Ledger | None = None) -> None:
         """Tell the ledger all that is open, over `ledger` if it is to be another connection.

@@ -128,7 +128,12 @@ class Dispatcher:
             self._sender.look_at_broker(term)
             self._restorer.leads(term)
         except NotLeading as exc:
-            logger.debug("The lease of epoch %d is not ours any more: %s", term.epoch, exc)
+            logger.debug(
+                "The lease of epoch %d is not ours any more: %s",
+                term.epoch,
+                exc,
+                extra={"action": "not_leading", "epoch": term.epoch},
+            )
             self._sender.drop()
             self._elector.lost(term)
             return 0.05

@@ -76,7 +76,7 @@ class Membership:
                 ],
             )
         except StoreError as exc:
-            logger.debug("Couldn't announce this replica: %s", exc)
+            logger.debug("Couldn't announce this replica: %s", exc, extra={"action": "not_announced"})
             return
         if answer[0] == "foreign":
             return
@@ -104,4 +104,4 @@ class Membership:
         try:
             self._store.withdraw(self._holder)
         except StoreError as exc:
-            logger.debug("Couldn't withdraw from the membership: %s", exc)
+            logger.debug("Couldn't withdraw from the membership: %s", exc, extra={"action": "not_withdrawn"})

@@ -58,7 +58,11 @@ class Replication:
         except StoreUnavailable:
             raise
         except StoreError as exc:
-            logger.debug("No answer to how many Redis replicas there are: %s", exc)
+            logger.debug(
+                "No answer to how many Redis replicas there are: %s",
+                exc,
+                extra={"action": "replication_unknown"},
+            )
         self._wait()
         return False
 

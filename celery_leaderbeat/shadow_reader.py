@@ -74,7 +74,7 @@ class ShadowReader:
             stored = self._store.scan_table(self._store.keys.entries)
         except StoreError as exc:
             # It must not be in the way of an election; if Redis is away, the next look says so.
-            logger.debug("The shadow isn't refreshed: %s", exc)
+            logger.debug("The shadow isn't refreshed: %s", exc, extra={"action": "shadow_not_refreshed"})
             return
         self._shadow.see(stored, at, self._clock.utcnow())
         ended = self._clock.clock.monotonic()
