@@ -40,7 +40,8 @@ class OffsetWatch:
         self._warned = differs
         if differs:
             logger.warning(
-                "The wall clock of this host is %.1f s off the clock of the Redis server%s.",
+                "The wall clock of this host is %.1f s off the clock of the Redis server%s. Have a time service (NTP) "
+                "set the clocks of both.",
                 -offset,
                 ", which decides when a slot is due" if self._clock.source == "redis" else "",
                 extra={"action": "clock_offset", "offset": offset},

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from celery_leaderbeat.errors import StoreError
-from celery_leaderbeat.history import LedgerReader
 from celery_leaderbeat.schedule_diff import ScheduleDiff, schedule_fingerprint
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.term import Term
@@ -15,7 +13,7 @@ __all__ = ["Comparison"]
 
 logger = logging.getLogger(__name__)
 
-#: So often it is tried to read the leader's schedule; it writes its entries down shortly after its election.
+#: So often the leader's schedule is looked for; it writes its entries down shortly after its election.
 _TRIES = 10
 
 
@@ -23,7 +21,7 @@ class Comparison:
     """Says how the leaders' schedules differ from this replica's.
 
     Parameters:
-        settings: where the ledger is, and this replica's release.
+        settings: this replica's release, and the key prefix.
         fingerprints: of this replica's entries, by name.
     """
 
@@ -39,14 +37,15 @@ class Comparison:
         ours = not term.app or term.app == self._settings.app_identity
         return ours and term.fingerprint not in ("", self.fingerprint) and term.fingerprint not in self._told
 
-    def look(self, term: Term) -> None:
-        """Try to find and say the differences. Where the leader hasn't written its entries down yet, try again."""
+    def look(self, term: Term, leaders: Mapping[str, str]) -> None:
+        """Find and say the differences, if these are the leader's entries.
+
+        Parameters:
+            term: of the leader.
+            leaders: fingerprints of the entries that the ledger shows. The leader writes its entries down shortly
+                after its election: where they aren't there yet, they are to be looked at again.
+        """
         self._tries += 1
-        try:
-            leaders = self._entries()
-        except StoreError as exc:
-            logger.debug("The leader's entries can't be read: %s", exc)
-            leaders = {}
         known = schedule_fingerprint(leaders) == term.fingerprint
         if not known and self._tries < _TRIES:
             return
@@ -76,10 +75,3 @@ class Comparison:
             self._settings.key_prefix,
             extra=extra,
         )
-
-    def _entries(self) -> dict[str, str]:
-        reader = LedgerReader(self._settings)
-        try:
-            return {name: entry.fingerprint for name, entry in reader.entries().items() if not entry.removed}
-        finally:
-            reader.close()

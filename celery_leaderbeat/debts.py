@@ -52,17 +52,17 @@ class Debts:
         try:
             self.settle()
         except StoreError as exc:
-            logger.debug("To be told later: %s: %s", self.open(), exc)
+            logger.debug("To be told later: %s: %s", self.open(), exc, extra={"action": "told_later"})
 
-    def settle(self) -> None:
-        """Tell the ledger all that is open.
+    def settle(self, ledger: Ledger | None = None) -> None:
+        """Tell the ledger all that is open, over `ledger` if it is to be another connection.
 
         Raises:
             StoreError: it still doesn't answer; what it wasn't told stays open.
         """
         open_debts = self.open()
         if open_debts:
-            tell(self._ledger, open_debts)
+            tell(ledger or self._ledger, open_debts)
             for debt in open_debts:
                 self._open.remove(debt)
 

@@ -130,7 +130,12 @@ class Dispatcher:
             self._sender.look_at_broker(term)
             self._restorer.leads(term)
         except NotLeading as exc:
-            logger.debug("The lease of epoch %d is not ours any more: %s", term.epoch, exc)
+            logger.debug(
+                "The lease of epoch %d is not ours any more: %s",
+                term.epoch,
+                exc,
+                extra={"action": "not_leading", "epoch": term.epoch},
+            )
             self._sender.drop()
             self._elector.lost(term)
             return 0.05
@@ -152,7 +157,7 @@ class Dispatcher:
         """This replica doesn't lead: settle what an earlier term of ours left open."""
         self._sender.drop()
         with contextlib.suppress(StoreError):
-            self._sender.settle()
+            self._sender.settle_standing_by()
 
     def close(self, timeout: float) -> None:
         """Give back what is claimed and not published, in about `timeout` seconds; see `Sender.close`."""

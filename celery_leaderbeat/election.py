@@ -23,7 +23,8 @@ back, because Redis has lost what was written since (a failover to a replica tha
 What happens on failure. Redis doesn't answer: the leader tries again with back-off until its trust ends, then
 it is a standby. The process dies: its subscription ends with it, and a standby that has seen it gone at two
 looks a second apart, under an unchanged lease, takes the lease over. The process is frozen, or its network is
-cut: its subscription stands, and the lease expires. Redis loses its data: the lease is gone, the replica that led last
+cut: its subscription stands, and the lease expires. Redis doesn't answer a release: the replica, a standby now, releases
+the lease again when it sees that it stands. Redis loses its data: the lease is gone, the replica that led last
 is let go first, and whoever is elected puts back what it remembers (`shadow`, `restoring`). The tick loop hangs: after
 `leaderbeat_stall_timeout` the renewals stop. No end of a term ends the process.
 
@@ -321,8 +322,9 @@ class Elector:
             now = self._monotonic()
             if now >= self._lease.until:
                 raise _Ended("its lease could not be renewed in time")
-            if self._stepping_down is not None:
-                self._step_down(term)
+            left_for = self._step_down(term)
+            if left_for is not None:
+                return left_for
             if order is None and now < due:
                 continue
             if self._desk.stalled:
@@ -364,21 +366,35 @@ class Elector:
         self._members.announce(stands=False)
         self._listener.confirm_visible(self._store)
 
-    def _step_down(self, term: Term) -> None:
+    def _step_down(self, term: Term) -> str | None:
+        """Do what a call of `step_down` has ordered, if there was one; the reason if the lease is released."""
         order, self._stepping_down = self._stepping_down, None
         if order is None or order[0] != term:
-            return
+            return None
         reason = order[1]
         pause = min(self.settings.lease_ttl * 2.0**self._steps_down, _LONGEST_RETREAT)
-        if not self._members.retreat(pause):
+        try:
+            others_lead = self._members.retreat(pause)
+        except StoreError as exc:
+            self._remarks.complain(
+                "retreat",
+                "This replica is to step down (%s), and couldn't say so: %s Trying again with the next renewal.",
+                reason,
+                sentence(exc),
+            )
+            if self._stepping_down is None:
+                self._stepping_down = order
+            return None
+        if not others_lead:
             self._remarks.complain(
                 "alone", "This replica goes on leading, because no other could do better: %s.", reason
             )
-            return
+            return None
         self._steps_down += 1
         self._desk.candidate_from = self._monotonic() + pause
+        reason = f"it steps down for {pause:.0f} s: {reason}"
         self._lease.release(term, reason)
-        raise _Ended(f"it steps down for {pause:.0f} s: {reason}")
+        return reason
 
     def _hand_over(self, term: Term, newer: Candidate) -> str:
         """Release the lease to a candidate of a newer release, once the round that is under way has ended."""
@@ -387,9 +403,9 @@ class Elector:
         until = min(longest, self._lease.until - self.settings.margin)
         while self._desk.working and not self._desk.stopping and self._monotonic() < until:
             self._desk.wait(_ROUND)
-        self._handovers.give(newer.holder, self._monotonic())
         reason = f"released for a newer release ({newer.release}, of {newer.holder})"
-        self._lease.release(term, reason)
+        if self._lease.release(term, reason):
+            self._handovers.give(newer.holder, self._monotonic())
         return reason
 
     # -- small parts ---------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ class Lease:
         led_last: the holder that led under it, empty if none was seen.
         led_until: the monotonic instant up to which this replica led last, as far as it could trust.
         at_stake: a lease of this replica may stand in Redis.
+        unheard: a release that Redis hasn't answered, with its reason; None if there is none.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Lease:
         self.led_last = ""
         self.led_until = float("-inf")
         self.at_stake = False
+        self.unheard: tuple[Term, str] | None = None
 
     # -- what is trusted -----------------------------------------------------------------------------------
 
@@ -192,8 +194,9 @@ class Lease:
                 self._settings.lease_ttl,
                 extra={"action": "release_failed", "epoch": term.epoch},
             )
+            self.unheard = (term, reason)
             return False
-        self._held, self.at_stake = None, False
+        self._held, self.at_stake, self.unheard = None, False, None
         self.led_until = min(self.led_until, self._monotonic())
         if released:
             logger.info(

@@ -28,7 +28,7 @@ from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import Stamp, parse_tick_key, slot_from_us, slot_to_us
 
-__all__ = ["HORIZON", "Ledger", "NotLeading"]
+__all__ = ["HORIZON", "Ledger", "NotLeading", "NotReplicated"]
 
 #: A stored slot this much later than now (seconds) was written by a clock that had jumped.
 HORIZON = FAR_AHEAD / 1e6

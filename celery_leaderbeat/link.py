@@ -70,7 +70,11 @@ class Link:
             try:
                 self._look()
             except Exception as exc:  # noqa: BLE001  # whatever it says, the connection isn't usable
-                logger.debug("The broker connection was dead: %s", self.said(exc))
+                logger.debug(
+                    "The broker connection was dead: %s",
+                    self.said(exc),
+                    extra={"action": "broker_connection_dead"},
+                )
                 self.drop()
         if self.producer is None:
             self._connect()

@@ -81,7 +81,7 @@ class Listener:
                         self._wake()
             except StoreError as exc:
                 failures += 1
-                logger.debug("No wake-ups for now: %s", exc)
+                logger.debug("No wake-ups for now: %s", exc, extra={"action": "not_listening"})
             except Exception:
                 failures += 1
                 logger.exception(

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 #: How often a replica that has a release shows itself, in seconds.
 _SHOWN_EVERY = 1.0
+#: How late an announcement may be without its replica counting as gone, in seconds.
+_LATE = 1.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Membership:
                 ],
             )
         except StoreError as exc:
-            logger.debug("Couldn't announce this replica: %s", exc)
+            logger.debug("Couldn't announce this replica: %s", exc, extra={"action": "not_announced"})
             return
         if answer[0] == "foreign":
             return
@@ -84,17 +86,17 @@ class Membership:
     def retreat(self, seconds: float) -> bool:
         """Leave the lead to the others for a while; False if none of them could do better.
 
-        Those that are in retreat themselves couldn't.
+        Those that are in retreat themselves couldn't, nor could those that have missed an announcement.
+
+        Raises:
+            StoreError: no answer, or a refusal; it may be asked again.
         """
-        try:
-            answer = self._store.run(
-                "retreat",
-                [self._store.keys.retreats],
-                [self._holder, round(seconds * 1000), *self.others],
-            )
-        except StoreError as exc:
-            logger.debug("Couldn't retreat: %s", exc)
-            return False
+        keys = self._store.keys
+        answer = self._store.run(
+            "retreat",
+            [keys.retreats, keys.replicas],
+            [self._holder, round(seconds * 1000), self._settings.renew_interval + _LATE],
+        )
         return bool(answer)
 
     def withdraw(self) -> None:
@@ -102,4 +104,4 @@ class Membership:
         try:
             self._store.withdraw(self._holder)
         except StoreError as exc:
-            logger.debug("Couldn't withdraw from the membership: %s", exc)
+            logger.debug("Couldn't withdraw from the membership: %s", exc, extra={"action": "not_withdrawn"})

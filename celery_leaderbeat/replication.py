@@ -1,9 +1,9 @@
 """Sending only what enough Redis replicas know of (`leaderbeat_min_replicas`).
 
-A claim that too few replicas have might be lost in a failover, and its slot sent twice: it isn't published, but given
-back. While that lasts nothing is claimed any more, each try begins with the question whether the replicas answer
-again, and the entries' own deadlines go on to decide what is missed. Another leader would be no better off, since
-they all write to the same server: nobody steps down for it.
+A claim that too few Redis replicas have might be lost in a failover, and its slot sent twice: it isn't published, but
+given back. While that lasts nothing is claimed any more, each try begins with the question whether the Redis replicas
+answer again, and the entries' own deadlines go on to decide what is missed. Another leader would be no better off,
+since they all write to the same server: nobody steps down for it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["Replication"]
 
 logger = logging.getLogger(__name__)
 
-#: Bounds of the wait between two tries while too few replicas answer, in seconds.
+#: Bounds of the wait between two tries while too few Redis replicas answer, in seconds.
 _AWAY = (0.1, 1.0)
 
 
 class Replication:
-    """Whether claims reach the replicas.
+    """Whether claims reach the Redis replicas.
 
     Parameters:
         ledger: the one that claims: the server answers for its connection.
-        wanted: how many replicas there have to be; with 0, all is well.
+        wanted: how many Redis replicas there have to be; with 0, all is well.
         clock: for the waits.
     """
 
@@ -58,16 +58,20 @@ class Replication:
         except StoreUnavailable:
             raise
         except StoreError as exc:
-            logger.debug("No answer to how many replicas there are: %s", exc)
+            logger.debug(
+                "No answer to how many Redis replicas there are: %s",
+                exc,
+                extra={"action": "replication_unknown"},
+            )
         self._wait()
         return False
 
     def failed(self, reason: str) -> None:
-        """Too few replicas had a claim. Said once, until one has succeeded."""
+        """Too few Redis replicas had a claim. Said once, until one has succeeded."""
         if not self._failures:
             logger.warning(
-                "Nothing is sent: %s (leaderbeat_min_replicas is %d). Slots wait until enough replicas "
-                "answer, or are missed by their entries' deadlines; are the replicas up, and connected?",
+                "Nothing is sent: %s (leaderbeat_min_replicas is %d). Slots wait until enough Redis replicas "
+                "answer, or are missed by their entries' deadlines; are the Redis replicas up, and connected?",
                 reason,
                 self._wanted,
                 extra={"action": "not_replicated"},
@@ -75,10 +79,12 @@ class Replication:
         self._wait()
 
     def succeeded(self) -> None:
-        """Enough replicas had a claim."""
+        """Enough Redis replicas had a claim."""
         if self._failures:
             self._failures = 0
-            logger.info("Enough replicas answer again; what is due is sent.", extra={"action": "replicated"})
+            logger.info(
+                "Enough Redis replicas answer again; what is due is sent.", extra={"action": "replicated"}
+            )
 
     def _wait(self) -> None:
         self._until = self._clock.monotonic() + backoff(self._failures, *_AWAY)

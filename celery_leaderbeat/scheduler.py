@@ -176,7 +176,10 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
             self._closed = True
             _ignore_further_signals()
         except Exception:
-            logger.exception("Stopping met an error; what is left open, the next leader decides.")
+            logger.exception(
+                "Stopping met an error; what is left open, the next leader decides.",
+                extra={"action": "close_failed"},
+            )
             self._closed = True
         finally:
             self._close_depth -= 1

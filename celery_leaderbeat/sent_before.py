@@ -43,7 +43,8 @@ class SentBefore:
             return False
         message.settle(outcome)
         logger.warning(
-            "Slot %s was sent before, and Redis has lost that: it isn't sent again.",
+            "Slot %s was sent before, and Redis has lost that: it isn't sent again. Another leader wouldn't know; "
+            "leaderbeat_min_replicas, or a Redis that syncs each write to its disk, keeps such a loss from mattering.",
             message.key,
             extra={"action": "sent_before", "tick_key": message.key},
         )

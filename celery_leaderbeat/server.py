@@ -118,7 +118,7 @@ class ServerCheck:
             info = self._store.info()
         except StoreError as exc:
             # Where INFO isn't allowed, there is nothing to warn about.
-            logger.debug("The server doesn't say what it is: %s", exc)
+            logger.debug("The server doesn't say what it is: %s", exc, extra={"action": "server_unknown"})
             self._done = not isinstance(exc, StoreUnavailable)
             return
         self._done = True

@@ -47,6 +47,8 @@ _NAMES = (
 
 #: Shortest lease, of a leader or of a run, in seconds: below it, ordinary pauses of a process would end it.
 _SHORTEST_LEASE = 1.0
+#: Least time for one renewal between its turn and the end of the trust in the lease, in seconds.
+_ONE_RENEWAL = 0.25
 #: Shortest retention, in seconds: below it, a slot's record could go before its message was looked at.
 _SHORTEST_RETENTION = 60.0
 
@@ -233,10 +235,11 @@ def _check_timings(settings: Settings, source: Source) -> None:
 
     if settings.lease_ttl < _SHORTEST_LEASE:
         raise SettingsError(f"{cite('lease_ttl')} must be at least {_SHORTEST_LEASE:g} s.")
-    if settings.renew_interval > settings.lease_ttl - settings.margin:
+    longest = settings.lease_ttl - settings.margin - _ONE_RENEWAL
+    if settings.renew_interval > longest:
         raise SettingsError(
-            f"{cite('renew_interval')} must be shorter than {cite('lease_ttl')} by the margin of a tenth, so "
-            f"at most {settings.lease_ttl - settings.margin:g} s; a third is usual."
+            f"{cite('renew_interval')} must be shorter than {cite('lease_ttl')} by the margin of a tenth and "
+            f"{_ONE_RENEWAL:g} s for one renewal, so at most {longest:g} s; a third is usual."
         )
     if settings.publish_timeout >= settings.lease_ttl:
         raise SettingsError(

@@ -182,6 +182,17 @@ class Shadow:
             self._note(behind, until)
             self._know(at, led)
 
+    def fingerprints(self) -> dict[str, str]:
+        """Of the schedule's entries, without those that were removed, as the ledger last showed them."""
+        with self._lock:
+            entries = dict(self._entries)
+        records = {name: known.record for name, known in entries.items()}
+        return {
+            name: str(record["fingerprint"])
+            for name, record in records.items()
+            if "fingerprint" in record and "removed" not in record
+        }
+
     @property
     def lacks(self) -> bool:
         """Whether the ledger holds less than is remembered, as far as has been seen."""

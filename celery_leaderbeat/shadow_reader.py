@@ -56,6 +56,10 @@ class ShadowReader:
         """Whether the ledger holds less than is remembered, as far as has been seen."""
         return self._shadow.lacks
 
+    def fingerprints(self) -> dict[str, str]:
+        """Of the leader's entries, as they were read last."""
+        return self._shadow.fingerprints()
+
     def look(self, look: Look) -> None:
         """Follow what a look at the lease has shown."""
         at = datetime.fromtimestamp(self._clock.at(look.now), timezone.utc)
@@ -78,7 +82,7 @@ class ShadowReader:
             stored = self._store.scan_table(self._store.keys.entries)
         except StoreError as exc:
             # It must not be in the way of an election; if Redis is away, the next look says so.
-            logger.debug("The shadow isn't refreshed: %s", exc)
+            logger.debug("The shadow isn't refreshed: %s", exc, extra={"action": "shadow_not_refreshed"})
             return
         self._shadow.see(stored, at, self._clock.utcnow(), led)
         ended = self._clock.clock.monotonic()

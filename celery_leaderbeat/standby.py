@@ -104,6 +104,12 @@ class Standby:
         """Look once, and then stand for election or wait; the term if this replica leads."""
         look, watch, gone = self._look()
         if watch is not None and watch.term.holder == self._holder and not gone:
+            unheard = self._lease.unheard
+            if unheard is not None and unheard[0].value == watch.term.value:
+                if not self._lease.release(*unheard):
+                    self._desk.wait(_LOOK_INTERVAL)
+                self._watch = None
+                return None
             # The answer to our election was lost. How long ago isn't known: the trust begins now.
             if self._lease.renew(watch.term) is None:
                 return watch.term
@@ -162,7 +168,7 @@ class Standby:
         comparison = self._comparison
         if comparison is not None and comparison.wanted(term) and now - self._compared >= _COMPARE_EVERY:
             self._compared = now
-            comparison.look(term)
+            comparison.look(term, self._reader.fingerprints())
 
     @property
     def _nobody_takes_it(self) -> bool:

@@ -181,7 +181,7 @@ class Store:
         """Run a script, and wait until so many `replicas` of the server have what was written before its end.
 
         Waits `within` seconds at most. Both go over one connection, in one round trip: the server counts for the
-        connection that wrote. Returns the script's answer, how many replicas have it, and why the server refused to
+        connection that wrote. Returns the script's answer, how many Redis replicas have it, and why the server refused to
         wait, if it did; what is written is written all the same.
 
         Raises:

@@ -12,10 +12,12 @@ local kept = {}
 
 for _, span in ipairs(pauses_of(redis.call('HGET', KEYS[1], ARGV[1]))) do
   if not span['until'] or tonumber(span['until']) > tonumber(now) then
-    span['until'] = now
+    -- One that began later than now, before the clock was set back, is kept all the same: what isn't there counts as
+    -- lost, and would be put back without its end.
+    span['until'] = tonumber(span.since) > tonumber(now) and span.since or now
   end
   -- What ended a month ago explains no slot that is still to be decided.
-  if tonumber(span['until']) > tonumber(now) - 2592000000000 and tonumber(span.since) < tonumber(span['until']) then
+  if tonumber(span['until']) > tonumber(now) - 2592000000000 and span.since ~= now then
     kept[#kept + 1] = span
   end
 end

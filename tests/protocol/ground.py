@@ -133,10 +133,10 @@ class Ground:
         """So many seconds have passed since the replica was seen."""
         self.client.zincrby(self.keys.replicas, -seconds, holder)
 
-    def retreat(self, holder: str, seconds: float, *others: str) -> int:
-        """The answer of `retreat`."""
+    def retreat(self, holder: str, seconds: float) -> int:
+        """The answer of `retreat`, among those that were seen in the last 6 s."""
         answer: int = self.store.run(
-            "retreat", [self.keys.retreats], [holder, round(seconds * 1000), *others]
+            "retreat", [self.keys.retreats, self.keys.replicas], [holder, round(seconds * 1000), 6.0]
         )
         return answer
 

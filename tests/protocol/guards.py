@@ -66,10 +66,12 @@ GUARDS = [
     Guard(
         "retreat",
         "somebody who could do better",
-        "if not redis.call('ZSCORE', KEYS[1], ARGV[i]) then",
-        "if true then",
+        " and not redis.call('ZSCORE', KEYS[1], other) then",
+        " then",
         None,
     ),
+    Guard("retreat", "somebody else", "other ~= ARGV[1] and ", "", None),
+    Guard("retreat", "somebody who lives", "KEYS[2], since, '+inf'", "KEYS[2], '-inf', '+inf'", None),
     Guard("retreat", "retreats end", "redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', whole(now))", "", None),
     Guard(
         "retreat",
@@ -483,7 +485,14 @@ GUARDS = [
     Guard("renew_run", "run", " and record[2] == ARGV[i] then", " then", _WORKERS),
     Guard("renew_run", "running", "if record[1] == 'running' and ", "if ", _SKIP),
     Guard("renew_run", "taken for dead", "    if record[5] then", "    if false then", None),
-    Guard("pause", "one at a time", "    span['until'] = now\n", "", None),
+    Guard("pause", "one at a time", "and span.since or now\n", "and span.since or nil\n", None),
+    Guard(
+        "pause",
+        "no end before the begin",
+        "tonumber(span.since) > tonumber(now) and span.since or now",
+        "now",
+        None,
+    ),
     Guard(
         "resume",
         "in force",

@@ -10,7 +10,7 @@ import pytest
 
 from celery_leaderbeat.ledger import NotLeading
 from celery_leaderbeat.orders import Orders
-from celery_leaderbeat.pauses import Pause
+from celery_leaderbeat.pauses import Pause, Pauses, lacking_pauses, merged_pauses
 from celery_leaderbeat.records import ALL
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import slot_to_us
@@ -189,6 +189,20 @@ def test_a_new_pause_takes_the_place_of_the_one_in_force(ground: Ground) -> None
     assert pauses[0].until == second
     assert ground.orders.resume(ENTRY)
     assert ground.ask(ground.elect(), 1) == ["claimed"]
+
+
+def test_a_pause_that_gave_way_stays_so_although_the_clock_was_set_back_before_its_begin(
+    ground: Ground,
+) -> None:
+    later = _now_us(ground) + 60_000_000
+    ground.client.hset(ground.keys.paused, ENTRY, json.dumps([{"since": str(later), "note": "one"}]))
+    remembered = ground.orders.look()[0]
+    since = ground.orders.pause(ENTRY, ground.store.now() + SOON, "two")
+    stored = ground.orders.look()[0]
+    assert lacking_pauses(merged_pauses(remembered, stored, since), stored) == {}
+    pauses = Pauses(stored[ENTRY])
+    assert [pause.note for pause in pauses if pause.until == pause.since] == ["one"]
+    assert pauses.in_force(since + SOON + SOON) is None
 
 
 def test_pauses_that_ended_a_month_ago_are_dropped_with_the_next_one(ground: Ground) -> None:

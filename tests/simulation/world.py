@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import pytest
 
-from celery_leaderbeat import dispatch, plan, scheduler, standby
+from celery_leaderbeat import dispatch, membership, plan, scheduler, standby
 from celery_leaderbeat import store as store_module
 from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.ledger import Ledger
@@ -49,6 +49,7 @@ _PACES = {
     "hurried": (
         (dispatch, "_LOOK_EVERY", 2.0),
         (standby, "_LOOK_INTERVAL", 1.0),
+        (membership, "_LATE", 1.5),
         (plan, "_WAIT", timedelta(seconds=2)),
     ),
     "brisk": (
@@ -56,6 +57,7 @@ _PACES = {
         (dispatch, "_LOOK_EVERY", 8.0),
         (dispatch, "_LONGEST_SLEEP", 2.0),
         (standby, "_LOOK_INTERVAL", 4.0),
+        (membership, "_LATE", 4.5),
         (scheduler, "_STANDBY_TICK", 4.0),
         (plan, "_WAIT", timedelta(seconds=1)),
     ),

@@ -78,7 +78,8 @@ def test_a_broker_that_is_mute_for_the_leader_alone_costs_it_the_lead_within_the
     first.broker_proxy.freeze("both")
     second = leader(celery_setup, PATIENCE, other_than=first)
     assert time.monotonic() - began < 15, "the TTL, by default"
-    first.wait_for_log(re.compile(r"No longer the leader .*: it steps down for 15 s: it can't publish: "))
+    first.wait_for_log(re.compile(r"Handed over: .*\(it steps down for 15 s: it can't publish: "))
+    assert not first.find("No longer the leader")
     wait_for(
         lambda: {record.pid for record in celery_setup.beat_publishes()} == {first.pid, second.pid},
         PATIENCE,

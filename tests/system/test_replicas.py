@@ -63,7 +63,7 @@ def test_while_no_replica_has_the_claims_nothing_is_sent_and_afterwards_each_slo
     assert scene.lease().epoch == epoch, "nobody steps down for it"
 
     replica.thaw()
-    beat.wait_for_log("Enough replicas answer again", PATIENCE)
+    beat.wait_for_log("Enough Redis replicas answer again", PATIENCE)
     wait_for(lambda: len(sent_by(scene, "tick")) >= len(before) + 2, PATIENCE, "the sequence goes on")
     keys = keys_of(scene.publishes())
     assert len(set(keys)) == len(keys), "no slot twice"
@@ -87,7 +87,7 @@ def test_more_replicas_than_there_are_keep_the_leader_from_sending_from_the_firs
 ) -> None:
     beat = scene.start_beat()
     line = beat.wait_for_log("Nothing is sent: 1 of 2 Redis replicas had a claim within", PATIENCE)
-    assert sentence(line.text).endswith("are the replicas up, and connected?")
+    assert sentence(line.text).endswith("are the Redis replicas up, and connected?")
     beat.wait_for_log("Entry 'soon': ", PATIENCE)
     assert scene.publishes() == []
     beat.terminate()

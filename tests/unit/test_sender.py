@@ -21,6 +21,7 @@ from celery_leaderbeat.records import Claim
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.sender import Sender
 from celery_leaderbeat.settings import Settings
+from celery_leaderbeat.shadow import Shadow
 from celery_leaderbeat.term import Term
 
 NOW = datetime.now(timezone.utc).replace(microsecond=0)
@@ -88,6 +89,7 @@ class _Stage:
         self.proven = 0
         self.stepped_down: list[str] = []
         elector: Any = SimpleNamespace(
+            shadow=Shadow(),
             trusts=lambda term: True,
             progress=lambda: None,
             proven=self._prove,

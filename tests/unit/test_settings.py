@@ -450,9 +450,11 @@ def test_the_policy_is_validated_at_start() -> None:
             [
                 "leaderbeat_renew_interval (20 s)",
                 "leaderbeat_lease_ttl (15 s, its default)",
-                "at most 13.5 s",
+                "at most 13.25 s",
             ],
         ),
+        ({"renew_interval": 13.5}, ["leaderbeat_renew_interval (13.5 s)", "0.25 s for one renewal"]),
+        ({"renew_interval": 13.3}, ["leaderbeat_renew_interval (13.3 s)", "at most 13.25 s"]),
         (
             {"renew_interval": 14, "lease_ttl": "15"},
             ["leaderbeat_renew_interval (14 s)", "leaderbeat_lease_ttl (15 s)"],
@@ -494,7 +496,7 @@ def test_an_error_names_the_setting_as_the_user_spelled_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "conf", [{"lease_ttl": 1}, {"renew_interval": 13.5}, {"publish_timeout": 14.9}, {"slot_retention": 60}]
+    "conf", [{"lease_ttl": 1}, {"renew_interval": 13.25}, {"publish_timeout": 14.9}, {"slot_retention": 60}]
 )
 def test_timings_at_the_limit_are_accepted(conf: dict[str, Any]) -> None:
     settings(**{f"leaderbeat_{name}": value for name, value in conf.items()})

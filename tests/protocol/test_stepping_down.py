@@ -1,0 +1,124 @@
+"""A leader that is to leave the lead leaves it, although Redis doesn't answer at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from celery_leaderbeat.clock import Clock, FleetClock
+from celery_leaderbeat.election import Elector
+from celery_leaderbeat.errors import StoreUnavailable
+from celery_leaderbeat.release import Release
+from celery_leaderbeat.store import Store
+from celery_leaderbeat.term import Term
+from tests.protocol.ground import settings_for
+from tests.support.servers import RedisServer
+from tests.support.waits import wait_for
+
+#: Far longer than what is to happen takes, so that no lease expires meanwhile.
+TTL = 30.0
+
+
+class Replica:
+    """A replica without a tick loop, and which of its terms began and ended."""
+
+    def __init__(self, url: str, holder: str, release: str) -> None:
+        settings = settings_for(url)
+        settings = replace(
+            settings, lease_ttl=TTL, renew_interval=0.5, stall_timeout=TTL, release=Release.read(release)
+        )
+        self.began: list[Term] = []
+        self.ended: list[Term] = []
+        self.elector = Elector(settings, FleetClock(Clock()), holder, changed=self._changed)
+        self.elector.start()
+
+    def _changed(self, term: Term, reason: str) -> None:
+        (self.ended if reason else self.began).append(term)
+
+
+Fleet = Callable[..., Replica]
+
+
+@pytest.fixture
+def start(one_server: RedisServer) -> Iterator[Fleet]:
+    replicas: list[Replica] = []
+
+    def start(holder: str, release: str = "1") -> Replica:
+        replicas.append(Replica(one_server.url(), holder, release))
+        return replicas[-1]
+
+    yield start
+    for replica in replicas:
+        assert replica.elector.stop(5.0)
+
+
+@pytest.fixture
+def unanswered(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many of the next requests of each script never reach Redis."""
+    left: Counter[str] = Counter()
+    run = Store.run
+
+    def lossy(self: Store, script: str, keys: Sequence[str], args: Sequence[str | int | float] = ()) -> Any:
+        if left[script] > 0:
+            left[script] -= 1
+            raise StoreUnavailable(f"Redis gave no answer to the script {script}")
+        return run(self, script, keys, args)
+
+    monkeypatch.setattr(Store, "run", lossy)
+    return left
+
+
+def test_a_step_down_whose_release_gets_no_answer_is_not_undone(
+    start: Fleet, unanswered: Counter[str]
+) -> None:
+    one = start("one")
+    term = wait_for(one.elector.term, what="one leads")
+    two = start("two")
+    wait_for(lambda: "two" in one.elector._members.others, what="one knows two")
+    unanswered["release"] = 2
+    one.elector.step_down(term, "the test wants it")
+    assert wait_for(two.elector.term, what="two leads").epoch > term.epoch
+    assert one.began == [term]
+
+
+def test_a_step_down_is_told_as_a_hand_over_and_not_as_a_loss(
+    start: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    one = start("one")
+    term = wait_for(one.elector.term, what="one leads")
+    start("two")
+    wait_for(lambda: "two" in one.elector._members.others, what="one knows two")
+    one.elector.step_down(term, "the test wants it")
+    wait_for(lambda: one.ended == [term], what="one no longer leads")
+    assert [record.levelname for record in caplog.records if "the test wants it" in record.message] == [
+        "INFO"
+    ]
+    assert "Handed over: released the lease" in caplog.text
+    assert "No longer the leader" not in caplog.text
+
+
+def test_a_step_down_that_gets_no_answer_is_tried_again(start: Fleet, unanswered: Counter[str]) -> None:
+    one = start("one")
+    term = wait_for(one.elector.term, what="one leads")
+    two = start("two")
+    wait_for(lambda: "two" in one.elector._members.others, what="one knows two")
+    unanswered["retreat"] = 2
+    one.elector.step_down(term, "the test wants it")
+    assert wait_for(two.elector.term, what="two leads").epoch > term.epoch
+    assert one.began == [term]
+
+
+def test_a_hand_over_whose_release_gets_no_answer_is_not_undone(
+    start: Fleet, unanswered: Counter[str]
+) -> None:
+    one = start("one")
+    term = wait_for(one.elector.term, what="one leads")
+    unanswered["release"] = 2
+    two = start("two", "2")
+    assert wait_for(two.elector.term, what="two leads").epoch > term.epoch
+    assert one.began == [term]
