@@ -133,7 +133,7 @@ class Ledger(LedgerReader):
         """Of how many entries something is kept."""
         return self.store.size(self._keys.entries)
 
-    def restore_pauses(self, term: Term, pauses: Mapping[str, Sequence[Pause]]) -> int:
+    def recall_pauses(self, term: Term, pauses: Mapping[str, Sequence[Pause]]) -> int:
         """Put back pauses that the ledger has lost; returns for how many entries it had.
 
         Raises:
@@ -141,7 +141,7 @@ class Ledger(LedgerReader):
         """
         args = [text for entry, spans in pauses.items() for text in (entry, pauses_text(spans))]
         keys = [self._keys.lease, self._keys.paused]
-        return int(self._leading(self.store.run("restore_pauses", keys, [term.value, *args]))[0])
+        return int(self._leading(self.store.run("recall_pauses", keys, [term.value, *args]))[0])
 
     def claim(self, term: Term, batch: str, claims: Sequence[Claim]) -> list[str]:
         """Claim slots; for each `"claimed"`, or why not (see `claim.lua`). The same `batch` may ask again.
