@@ -40,54 +40,67 @@ class Keys:
 
     @property
     def lease(self) -> str:
+        """String: who leads (JSON); it expires with the term."""
         return self._key("lease")
 
     @property
     def epoch(self) -> str:
+        """String: the latest epoch."""
         return self._key("epoch")
 
     @property
     def app(self) -> str:
+        """String: the identity of the application that this prefix belongs to."""
         return self._key("app")
 
     @property
     def entries(self) -> str:
+        """Hash: entry -> how far it is decided, and its numbers (JSON)."""
         return self._key("entries")
 
     @property
     def unfinished(self) -> str:
+        """Sorted set: tick keys that a leader has to look after, by time in Unix ms."""
         return self._key("unfinished")
 
     @property
     def counts(self) -> str:
+        """Hash: totals of what was decided."""
         return self._key("counts")
 
     @property
     def observed(self) -> str:
+        """Hash: task -> newest epoch that this task has seen."""
         return self._key("observed")
 
     @property
     def replicas(self) -> str:
+        """Sorted set: holder -> when it was seen last, in Unix seconds."""
         return self._key("replicas")
 
     @property
     def releases(self) -> str:
+        """Hash: holder -> its release, and whether it stands for election (JSON)."""
         return self._key("releases")
 
     @property
     def events(self) -> str:
+        """Stream: what was decided, capped."""
         return self._key("events")
 
     @property
     def definitions(self) -> str:
+        """Hash: entry -> the fingerprints of its schedules, and from when until when each held (JSON)."""
         return self._key("definitions")
 
     @property
     def paused(self) -> str:
+        """Hash: entry, or '' for all -> its pauses (JSON)."""
         return self._key("paused")
 
     @property
     def requests(self) -> str:
+        """Hash: id -> request (JSON)."""
         return self._key("requests")
 
     @property
@@ -97,6 +110,7 @@ class Keys:
 
     @property
     def released(self) -> str:
+        """String: the epoch whose leader released the lease last."""
         return self._key("released")
 
     @property
@@ -109,6 +123,7 @@ class Keys:
         return self._key(f"alive:{holder}")
 
     def slot(self, tick_key: str) -> str:
+        """Hash: the record of a slot."""
         return self._key(f"slot:{tick_key}")
 
     def unsent(self, entry: str) -> str:
@@ -257,6 +272,7 @@ class Store:
         return slot_from_us(seconds * 1_000_000 + microseconds)
 
     def text(self, key: str) -> str | None:
+        """A string; None where there is none."""
         with self._translated(f"GET {key}"):
             value: str | None = self._client.get(key)
         return value
