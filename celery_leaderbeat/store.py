@@ -1,8 +1,10 @@
 """The Redis client: key names, scripts, and every other request that the package makes.
 
-Nothing above this module imports redis; `connections`, `driver_errors` and `subscriptions` serve it alone. A `Store` belongs to one user (the renewal thread, the tick loop, a
-publisher, a worker process) and is not handed around, so that none of them waits for another's answer. It
-retries nothing: every script can be asked again, and the caller knows until when that makes sense.
+Nothing above this module imports redis; `connections`, `driver_errors` and `subscriptions` serve it alone, and
+`_redis_conf` asks the driver, when the settings are read, which options its connections know. A `Store` belongs
+to one user (the renewal thread, the tick loop, a publisher, a worker process) and is not handed around, so that
+none of them waits for another's answer. It retries nothing: every script can be asked again, and the caller
+knows until when that makes sense.
 """
 
 from __future__ import annotations
