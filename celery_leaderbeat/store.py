@@ -1,10 +1,10 @@
 """The Redis client: key names, scripts, and every other request that the package makes.
 
-Nothing above this module imports redis; `connections`, `driver_errors` and `subscriptions` serve it alone, and
-`_redis_conf` asks the driver, when the settings are read, which options its connections know. A `Store` belongs
-to one user (the renewal thread, the tick loop, a publisher, a worker process) and is not handed around, so that
-none of them waits for another's answer. It retries nothing: every script can be asked again, and the caller
-knows until when that makes sense.
+Nothing above this module imports redis; `connections`, `driver_errors` and `subscriptions` serve it alone,
+and `_redis_conf` asks the driver, when the settings are read, which options its connections know. A `Store`
+belongs to one user (the renewal thread, the tick loop, a publisher, a worker process) and is not handed
+around, so that none of them waits for another's answer. It retries nothing: every script can be asked again,
+and the caller knows until when that makes sense.
 """
 
 from __future__ import annotations
@@ -197,9 +197,9 @@ class Store:
     ) -> tuple[Any, int, str]:
         """Run a script, and wait until so many `replicas` of the server have what was written before its end.
 
-        Waits `within` seconds at most. Both go over one connection, in one round trip: the server counts for the
-        connection that wrote. Returns the script's answer, how many Redis replicas have it, and why the server refused to
-        wait, if it did; what is written is written all the same.
+        Waits `within` seconds at most. Both go over one connection, in one round trip: the server counts for
+        the connection that wrote. Returns the script's answer, how many Redis replicas have it, and why the
+        server refused to wait, if it did; what is written is written all the same.
 
         Raises:
             StoreUnavailable: no answer; the script may or may not have run.
