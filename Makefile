@@ -27,7 +27,7 @@ demo: $(STAMP)
 	@$(BIN)/python examples/django_project/demo.py $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest -n 6 -m "not timed" $(ARGS)
+	@$(BIN)/python -m pytest -n 6 --dist worksteal -m "not timed" $(ARGS)
 	@$(BIN)/python -m pytest -m timed $(ARGS)
 
 test-unit: $(STAMP)

@@ -82,7 +82,7 @@ class Batch:
         """Take what nobody handles yet: it stays unsent."""
         for message in self.messages:
             if message.handling.take():
-                message.outcome = Outcome("unsent", reason)
+                message.settle(Outcome("unsent", reason))
 
     @property
     def under_way(self) -> bool:
@@ -96,7 +96,7 @@ class Batch:
         """Keep what is under way from leaving, where that is still possible."""
         for message in self.messages:
             if message.outcome is None and not message.settled and message.sending.take():
-                message.outcome = Outcome("unsent", reason)
+                message.settle(Outcome("unsent", reason))
 
     def unsettled(self) -> Iterator[Debt]:
         """What the ledger hasn't been told yet, as far as it is known."""

@@ -26,7 +26,7 @@ _AWAY = (0.1, 5.0)
 class BrokerWatch:
     """Signs of life of the broker, in one leadership after the other.
 
-    `heard` and `failed` come from the publishing thread, all else from the tick loop.
+    `heard` comes from the publishing thread, `failed` from there and from the tick loop, all else from the tick loop.
 
     Parameters:
         clock: monotonic, for all of it.
@@ -58,13 +58,15 @@ class BrokerWatch:
 
     def failed(self, since: float, reason: str) -> None:
         """What was asked of the broker at `since` (monotonic) came to nothing."""
-        if self._failing is None:
+        # Read once: the other thread may hear the broker meanwhile.
+        failing = self._failing
+        if failing is None:
             logger.warning(
                 "The broker is out of reach: %s. Trying again until it answers.",
                 reason,
                 extra={"action": "broker_unavailable"},
             )
-        self._failing = (since if self._failing is None else self._failing[0], reason)
+        self._failing = (since if failing is None else failing[0], reason)
 
     @property
     def held_for(self) -> float:

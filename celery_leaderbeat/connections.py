@@ -3,12 +3,14 @@
 All keys share one hash tag, so there is one server at any time that has them, and one connection to it will do. In
 a group of servers a connection asks which one that is each time that it connects. When an answer shows that
 the server isn't the right one any more (`READONLY`, `MOVED`), the store closes its connections, and the next one asks
-again. Nothing here connects before it is used.
+again; so it is when the server can't be connected to, or doesn't take part in the handshake: who named it may not have
+heard of a failover. Nothing here connects before it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import redis
@@ -29,13 +31,27 @@ _SHORTEST_TRY = 0.25
 class _Located:
     """Mixed into a connection of the driver: it asks for its address when it connects."""
 
-    def __init__(self, *, locate: Callable[[], _Address], **kwargs: Any) -> None:
+    def __init__(self, *, locate: _Guides, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._locate = locate
 
     def _connect(self) -> Any:
         self.host, self.port = self._locate()
-        return super()._connect()  # type: ignore[misc]  # the driver's connection comes next
+        with self._or_distrust():
+            return super()._connect()  # type: ignore[misc]  # the driver's connection comes next
+
+    def on_connect_check_health(self, check_health: bool = True) -> None:
+        with self._or_distrust():
+            super().on_connect_check_health(check_health)  # type: ignore[misc]  # as above
+
+    @contextlib.contextmanager
+    def _or_distrust(self) -> Iterator[None]:
+        """Where the server that was named can't be spoken to, somebody else is asked first the next time."""
+        try:
+            yield
+        except (redis.exceptions.RedisError, OSError):
+            self._locate.distrust()
+            raise
 
 
 class _LocatedConnection(_Located, redis.Connection):
@@ -68,15 +84,14 @@ class _Guides:
                 said.append(f"{_shown(node)} says: {exc}")
                 continue
             if found is not None:
-                self._nodes.remove(node)
-                self._nodes.insert(0, node)
+                self._nodes = [node, *(other for other in self._nodes if other != node)]
                 return found
             said.append(f"{_shown(node)} {self.ignorance}")
         raise redis.exceptions.ConnectionError(f"{self.nobody}: {'; '.join(said)}")
 
     def distrust(self) -> None:
         """Where the first of them sent us was wrong: ask another one first."""
-        self._nodes.append(self._nodes.pop(0))
+        self._nodes = [*self._nodes[1:], *self._nodes[:1]]
 
     def _question(self, node: _Address, *command: str | int) -> Any:
         each = max(self._timeout / len(self._nodes), _SHORTEST_TRY)
@@ -120,7 +135,10 @@ class _Sentinels(_Guides):
 
 
 class _Nodes(_Guides):
-    """Nodes of a cluster: each knows which one serves a key. They tell of each other, and are remembered."""
+    """Nodes of a cluster: each knows which one serves a key, and of all others.
+
+    Those are asked that the URL names and the latest answer: nodes come and go, and each one that is gone costs time.
+    """
 
     def __init__(self, target: RedisTarget, timeout: float, tag: str, options: Mapping[str, Any]) -> None:
         super().__init__(target, timeout)
@@ -133,14 +151,18 @@ class _Nodes(_Guides):
 
     def _ask(self, node: _Address) -> _Address | None:
         found: _Address | None = None
+        told: list[_Address] = []
         for first, last, *servers in self._question(node, "CLUSTER", "SLOTS"):
             # A node that doesn't know its own name, or hides it, is the one that was asked.
             known = [
                 (str(host) if host and host != "?" else node[0], int(port)) for host, port, *_ in servers
             ]
-            self._nodes += [address for address in known if address not in self._nodes]
+            told += known
             if int(first) <= self._slot <= int(last):
                 found = known[0]
+        if found is not None:
+            kept = [address for address in self._nodes if address in told or address in self.target.nodes]
+            self._nodes = list(dict.fromkeys([*kept, *told]))
         return found
 
 

@@ -122,6 +122,8 @@ class Dispatcher:
                 self._sender.settle()
                 if self._sweep.run():
                     self._sweep_at = self._monotonic() + _SWEEP_EVERY / 4
+                else:
+                    self._restorer.swept()
                 if self._restorer.is_incomplete():
                     self._term = None
                     self._begin(term)

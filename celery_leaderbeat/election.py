@@ -179,10 +179,9 @@ class Elector:
         return self._lease.trusted()
 
     def trusted_until(self, term: Term) -> datetime | None:
-        """Until when, by the fleet's clock, nobody else can lead; None if `term` isn't ours."""
-        if not self.trusts(term):
-            return None
-        return self.clock.utcnow() + timedelta(seconds=self._lease.until - self._monotonic())
+        """Until when, by the fleet's clock, `term` may be trusted; None if it isn't ours."""
+        left = self._lease.trusted_for(term)
+        return self.clock.utcnow() + timedelta(seconds=left) if left > 0 else None
 
     def trusts(self, term: Term) -> bool:
         """Whether `term` is still ours to act on."""
@@ -295,6 +294,7 @@ class Elector:
         reason = "it failed"
         try:
             reason = self._hold(term)
+            self.shadow.ended(self.clock.utcnow())
         except _Ended as ended:
             reason = str(ended)
             self._lease.drop()

@@ -52,6 +52,7 @@ class Lease:
     Attributes:
         highest: the highest epoch that this replica has seen.
         led_last: the holder that led under it, empty if none was seen.
+        led_until: the monotonic instant up to which this replica led last, as far as it could trust.
         at_stake: a lease of this replica may stand in Redis.
         unheard: a release that Redis hasn't answered, with its reason; None if there is none.
     """
@@ -67,6 +68,7 @@ class Lease:
         self._held: _Held | None = None
         self.highest = 0
         self.led_last = ""
+        self.led_until = float("-inf")
         self.at_stake = False
         self.unheard: tuple[Term, str] | None = None
 
@@ -78,6 +80,11 @@ class Lease:
         if held is None or self._monotonic() >= held.until:
             return None
         return held.term
+
+    def trusted_for(self, term: Term) -> float:
+        """Seconds for which `term` may still be trusted, 0 if it isn't ours. Safe from any thread."""
+        held = self._held
+        return 0.0 if held is None or held.term != term else max(held.until - self._monotonic(), 0.0)
 
     @property
     def until(self) -> float:
@@ -190,6 +197,7 @@ class Lease:
             self.unheard = (term, reason)
             return False
         self._held, self.at_stake, self.unheard = None, False, None
+        self.led_until = min(self.led_until, self._monotonic())
         if released:
             logger.info(
                 "Handed over: released the lease of epoch %d (%s).",
@@ -203,7 +211,8 @@ class Lease:
 
     def _trust(self, term: Term, sent: float) -> None:
         self.highest, self.led_last = max(self.highest, term.epoch), self._holder
-        self._held = _Held(term, sent + self._settings.lease_ttl - self._settings.margin)
+        self.led_until = sent + self._settings.lease_ttl - self._settings.margin
+        self._held = _Held(term, self.led_until)
 
     def _observe(self, time: list[str], sent: float) -> None:
         self._clock.observe(int(time[0]) + int(time[1]) / 1e6, sent, self._monotonic())

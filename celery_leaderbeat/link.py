@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
+import selectors
 from collections.abc import Callable
 from typing import Any
 
@@ -158,7 +158,7 @@ class Link:
         """Take in what RabbitMQ has said meanwhile: a goodbye, or that it takes nothing, or something again."""
         connection = self._connection.connection
         for _ in range(100):
-            if not select.select([connection.sock], [], [], 0)[0]:
+            if not _has_said_something(connection.sock):
                 return
             try:
                 connection.blocking_read(self._patience)
@@ -220,6 +220,17 @@ def _driver_of(connection: Any) -> str:
     if transport.driver_name == "py-amqp":
         return "amqp"
     return "redis" if transport.driver_type == "redis" else ""
+
+
+def _has_said_something(sock: Any) -> bool:
+    """Whether there is something to read, from the peer or in what TLS has taken in already."""
+    pending = getattr(sock, "pending", None)
+    if pending is not None and pending():
+        return True
+    # Not `select`, which knows no descriptor above 1023.
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 def _ping(channel: Any, timeout: float) -> None:

@@ -59,7 +59,6 @@ class Message:
             knows that the message stays unsent; or can't, and then the outcome is unknown.
         request: the id of the request that asked for the slot, empty if it is simply due.
         force: send it, whatever became of it before.
-        outcome: what became of it, None until that is known.
         held: its slot couldn't be claimed now, and nothing is decided about it.
         settled: the ledger has been told, or will be.
     """
@@ -75,11 +74,24 @@ class Message:
     options: dict[str, Any]
     request: str = ""
     force: bool = False
-    outcome: Outcome | None = None
     held: bool = False
     settled: bool = False
     handling: _Right = field(default_factory=_Right)
     sending: _Right = field(default_factory=_Right)
+    _outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What became of it, None until that is known."""
+        return self._outcomes.get("first")
+
+    def settle(self, outcome: Outcome) -> bool:
+        """Say what became of it. The first to say so is believed; whether that is this outcome.
+
+        The publishing thread and who gave up on it may both have something to say, at the same moment.
+        """
+        # One step of the interpreter, without a lock, since a signal handler may settle, too.
+        return self._outcomes.setdefault("first", outcome) is outcome
 
     @property
     def key(self) -> str:

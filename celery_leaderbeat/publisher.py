@@ -7,7 +7,8 @@ a publish whose outcome is unknown, and that each message ends with one of these
 `sent`         the broker took it (RabbitMQ: publisher confirm; Redis: the reply to the push)
 `unreachable`  there is no connection to the broker, so nothing left
 `blocked`      the broker has said that it takes nothing for now, so nothing left
-`unsent`       nothing was left behind: refused by the broker, or not tried because this replica no longer leads
+`unsent`       nothing was left behind: refused by the broker, or not tried because this replica no longer leads or
+               because the ledger takes too long to hear of the message before it
 `unknown`      the connection broke, or no answer came, after the bytes may have left
 `impossible`   it can't be sent at all: arguments that can't be serialised, no such queue
 
@@ -85,6 +86,7 @@ class Publisher:
         self._failures = 0
         self._why = ""
         self._busy_since: float | None = None
+        self._telling = False
         self._abandoned = False
         self._thread = threading.Thread(target=self._run, name="leaderbeat-publisher", daemon=True)
         self._thread.start()
@@ -95,9 +97,9 @@ class Publisher:
         """Publish in order and yield each message with its outcome as soon as it is known.
 
         `allowed` is asked right before the bytes leave; once it says no, the rest is `unsent`. `on_sent` is
-        called in the publishing thread right after the broker took a message. Where one message takes longer
-        than the bound, no other is tried; if its outcome is unknown, this publisher is of no further use (`usable`
-        is False).
+        called in the publishing thread right after the broker took a message; it raises nothing. Where one message
+        takes longer than the bound, no other is tried; if its outcome is unknown, this publisher is of no further
+        use (`usable` is False).
         """
         job = _Job(messages, allowed, on_sent)
         self._inbox.put(job)
@@ -115,20 +117,25 @@ class Publisher:
 
     def _given_up(self, messages: list[Message]) -> Iterator[Message]:
         """Settle what the thread hasn't settled in time."""
+        # Then it is the ledger that gives no answer, and the broker has done nothing wrong.
+        telling = self._telling
         blocked = self._link.blocked
         kind: Literal["blocked", "unreachable"] = "blocked" if blocked else "unreachable"
         for message in messages:
             if message.handling.take():
-                message.outcome = Outcome(kind, "the publish before it didn't come back")
+                if telling:
+                    message.settle(
+                        Outcome("unsent", "Redis hasn't taken the confirmation of the slot before it")
+                    )
+                else:
+                    message.settle(Outcome(kind, "the publish before it didn't come back"))
             elif message.outcome is None:
                 what = f"the broker gave no answer within {self.patience:g} s"
                 if message.sending.take():
-                    message.outcome = Outcome(kind, what)
-                else:
-                    message.outcome = Outcome("unknown", what)
-                    if not blocked:
-                        # The thread waits for an answer on a connection that is to be thrown away.
-                        self.abandon()
+                    message.settle(Outcome(kind, what))
+                elif message.settle(Outcome("unknown", what)) and not blocked:
+                    # The thread waits for an answer on a connection that is to be thrown away.
+                    self.abandon()
             yield message
 
     @property
@@ -188,10 +195,11 @@ class Publisher:
             if outcome.kind in ("unreachable", "blocked"):
                 # The others needn't wait for the same connection one after the other.
                 away = outcome
-            if message.outcome is None:
-                message.outcome = outcome
+            message.settle(outcome)
             if outcome.kind == "sent":
+                self._telling = True
                 job.on_sent(message)
+                self._telling = False
             job.done.put(message)
 
     def _look(self) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from datetime import datetime
 
 from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.election import Elector
+from celery_leaderbeat.errors import StampError
 from celery_leaderbeat.ledger import Ledger, NotLeading
 from celery_leaderbeat.pauses import Pause, lacking_pauses
 from celery_leaderbeat.plan import Plan
@@ -16,7 +18,7 @@ from celery_leaderbeat.records import Recalled
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.shadow_reader import decided_in
 from celery_leaderbeat.term import Term
-from celery_leaderbeat.tick import slot_text, tick_key
+from celery_leaderbeat.tick import parse_tick_key, slot_text, tick_key
 
 __all__ = ["Restorer"]
 
@@ -47,7 +49,7 @@ class Restorer:
         self._ledger = ledger
         self._reports = reports
         self._recalled: tuple[Term, Mapping[str, Recalled]] | None = None
-        self._known = self._decided = 0
+        self._known = self._decided = self._claims = 0
         self.found_loss = False
 
     def register(self, term: Term) -> dict[str, tuple[str, datetime]]:
@@ -65,7 +67,7 @@ class Restorer:
             self._recalled = (term, found)
         recalled = self._recalled[1]
         if recalled:
-            self._give_up_returned(term)
+            self._give_up_claimed(term)
         fingerprints = {name: plan.fingerprint for name, plan in self._plans.items()}
         self.found_loss = bool(recalled)
         positions = self._ledger.register(term, fingerprints, now, stored, recalled, LOST)
@@ -84,7 +86,7 @@ class Restorer:
             elif name in self._plans:
                 self._shadow.stands(name, slot, self._plans[name].fingerprint)
         self._shadow.put_back()
-        self._decided = 0
+        self._decided, self._claims = 0, self._shadow.claims
         self._known = sum(kind != "forgotten" for kind, _ in positions.values())
 
     def _say(self, recalled: Mapping[str, Recalled], positions: Mapping[str, tuple[str, datetime]]) -> None:
@@ -100,23 +102,30 @@ class Restorer:
             if plan is not None and known.first is not None and known.last is not None:
                 self._reports.missed(name, known.first, known.last, known.count, LOST, plan.policy.prefer)
 
-    def _give_up_returned(self, term: Term) -> None:
-        """Slots that were given back, and whose records are lost with that, are missed."""
-        returned = {
-            tick_key(name, slot): (plan, slot)
+    def _give_up_claimed(self, term: Term) -> None:
+        """Slots that were claimed or given back, and whose records are lost with that, are missed."""
+        claimed = {
+            tick_key(name, slot): (name, slot)
             for name, plan in self._plans.items()
             for slot, back in plan.returned.items()
             # What was asked for needn't have a record.
             if not back.request
         }
-        for key, record in self._ledger.slots(list(returned)).items():
+        for key in self._shadow.open_claims:
+            with contextlib.suppress(StampError):
+                claimed[key] = parse_tick_key(key)
+        for key, record in self._ledger.slots(list(claimed)).items():
             if record is not None:
                 continue
-            plan, slot = returned[key]
+            name, slot = claimed[key]
+            plan = self._plans.get(name)
             self._elector.progress()
-            self._ledger.write_off(term, "missed", plan.name, slot, slot, 1, LOST, plan.fingerprint, [key])
-            del plan.returned[slot]
-            self._reports.missed(plan.name, slot, slot, 1, LOST, plan.policy.prefer)
+            fingerprint = "" if plan is None else plan.fingerprint
+            self._ledger.write_off(term, "missed", name, slot, slot, 1, LOST, fingerprint, [key])
+            self._shadow.settled(key)
+            if plan is not None:
+                plan.returned.pop(slot, None)
+            self._reports.missed(name, slot, slot, 1, LOST, "missed" if plan is None else plan.policy.prefer)
 
     def has_gone_back(self, term: Term) -> bool:
         """Whether the ledger has lost what was decided since the last look, as in a failover to a replica that lagged.
@@ -127,11 +136,15 @@ class Restorer:
             NotLeading: the lease is gone.
             StoreError: the ledger doesn't answer.
         """
+        sent = self._clock.clock.monotonic()
         look = self._ledger.store.look()
+        self._clock.observe(look.now, sent, self._clock.clock.monotonic())
         if look.value != term.value:
             raise NotLeading(look.value or "")
-        before, self._decided = self._decided, decided_in(look.counts)
-        return self._decided < before
+        claimed, self._claims = self._shadow.claims - self._claims, self._shadow.claims
+        # Others may have added to it, but what this leader has claimed since must be there.
+        at_least, self._decided = self._decided + claimed, decided_in(look.counts)
+        return self._decided < at_least
 
     def is_incomplete(self) -> bool:
         """Whether the ledger holds fewer entries than were registered.
@@ -164,6 +177,10 @@ class Restorer:
     def decided(self, plan: Plan, slot: datetime) -> None:
         """A slot is decided under this leader."""
         self._shadow.decided(plan.name, slot, plan.fingerprint)
+
+    def swept(self) -> None:
+        """All that was claimed has been looked after."""
+        self._shadow.swept()
 
     def leads(self, term: Term) -> None:
         """The term goes on, and all that was decided before is known."""

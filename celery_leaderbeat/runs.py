@@ -15,7 +15,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.nodenames import gethostname
 
 from celery_leaderbeat.clock import Clock
-from celery_leaderbeat.errors import StoreError
+from celery_leaderbeat.errors import StoreError, sentence
 from celery_leaderbeat.ledger import Ledger
 
 __all__ = ["Runs", "new_run"]
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 #: Wait before a renewal that failed is tried again, in seconds.
 _TRY_AGAIN = 1.0
+#: That the ledger is out of reach is said once in this many seconds.
+_COMPLAIN_EVERY = 30.0
 
 _APP_ATTRIBUTE = "_leaderbeat_runs"
 
@@ -49,6 +51,7 @@ class Runs:
         self.lease = lease
         self._clock = Clock()
         self._held: dict[str, str] = {}
+        self._complained: float | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -62,6 +65,23 @@ class Runs:
             setattr(app, _APP_ATTRIBUTE, cached)
         runs: Runs = cached[1]
         return runs
+
+    def out_of_reach(self, exc: StoreError) -> None:
+        """The ledger can't be asked about a message."""
+        now = self._clock.monotonic()
+        if self._complained is None or now - self._complained >= _COMPLAIN_EVERY:
+            self._complained = now
+            logger.warning(
+                "The ledger is out of reach, and messages of slots wait until it answers: %s",
+                sentence(exc),
+                extra={"action": "ledger_unavailable"},
+            )
+
+    def answers(self) -> None:
+        """The ledger has answered."""
+        if self._complained is not None:
+            self._complained = None
+            logger.info("The ledger answers again.", extra={"action": "ledger_available"})
 
     @contextlib.contextmanager
     def under_way(self, key: str, run: str, requeues: bool) -> Iterator[None]:

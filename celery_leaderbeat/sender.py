@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any
 
 from celery_leaderbeat.backoff import backoff
@@ -50,8 +50,6 @@ logger = logging.getLogger(__name__)
 
 #: Wait before a slot whose claim Redis refused is tried again.
 _REFUSED = timedelta(minutes=1)
-#: Longest that a standby waits for one answer, in seconds: with connecting it stays below a second.
-_STANDBY_PATIENCE = 0.4
 #: Bounds of the wait before an entry whose message wasn't taken is tried again, in seconds.
 _NOT_TAKEN = (0.1, 60.0)
 
@@ -117,16 +115,6 @@ class Sender:
         """Tell the ledger what it couldn't be told. Raises `StoreError` while it can't."""
         self._debts.settle()
 
-    def settle_standing_by(self) -> None:
-        """The same, where the tick of a standby mustn't wait for an answer that doesn't come."""
-        if not self._debts.open():
-            return
-        ledger = Ledger(self._settings, min(self._settings.publish_timeout, _STANDBY_PATIENCE))
-        try:
-            self._debts.settle(ledger)
-        finally:
-            ledger.close()
-
     # -- claim, publish, and what became of it -------------------------------------------------------------
 
     def go_on(self) -> Sequence[Message]:
@@ -137,8 +125,7 @@ class Sender:
         """Claim the batch and publish it once; its messages. Raises what the claim raises; then it is claimed again."""
         if batch is not self._batch and not self._replication.ready():
             for message in batch.messages:
-                message.handling.take()
-                message.settled = message.held = True
+                _hold(message)
             return batch.messages
         self._batch = batch
         now = self._clock.utcnow()
@@ -168,7 +155,7 @@ class Sender:
         for message, answer in zip(batch.messages, exc.answers, strict=True):
             if self._answered(message, answer):
                 message.handling.take()
-                message.outcome = Outcome("unsent", str(exc))
+                message.settle(Outcome("unsent", str(exc)))
                 message.settled = True
                 self._debts.add(batch.debt(message))
                 self._plans[message.entry].give_back(message.slot, message.stamp.attempt, message.request)
@@ -180,8 +167,15 @@ class Sender:
     def _one_by_one(self, batch: Batch, exc: StoreError) -> Sequence[Message]:
         """Redis refuses the claim of a batch, and would again: find the slot that it is about, and leave that out."""
         if len(batch.messages) > 1:
+            held: set[str] = set()
             for message in batch.messages:
+                if message.entry in held:
+                    # It mustn't pass the earlier slot, which would never be decided then.
+                    _hold(message)
+                    continue
                 self.send(Batch(batch.term, batch.plans, [message]))
+                if message.held:
+                    held.add(message.entry)
             return batch.messages
         (message,) = batch.messages
         logger.error(
@@ -191,8 +185,7 @@ class Sender:
             _REFUSED.total_seconds(),
             extra={"action": "claim_refused", "entry": message.entry, "tick_key": message.key},
         )
-        message.handling.take()
-        message.settled = message.held = True
+        _hold(message)
         self._plans[message.entry].postpone(self._clock.utcnow() + _REFUSED)
         return batch.messages
 
@@ -210,6 +203,7 @@ class Sender:
         """Note the answer to a claim. Whether the slot is ours to send."""
         plan = self._plans[message.entry]
         if answer == "claimed":
+            self._elector.shadow.claimed(message.key)
             self._advance(plan, message.slot)
             self._reports.sent(plan.name)
             return True
@@ -251,32 +245,35 @@ class Sender:
     def _publish(self, batch: Batch, messages: list[Message]) -> None:
         began = self._monotonic()
         sent, away = False, None
-        known = [message for message in messages if self._sent_before.settles(message)]
+        known = {message.key: message for message in messages if self._sent_before.settles(message)}
         publish = self._connected().publish(
             [message for message in messages if message.outcome is None],
             allowed=lambda: self._elector.trusts(batch.term),
             on_sent=lambda message: self._confirm(batch, message),
         )
-        for published, message in chain(zip(repeat(False), known), zip(repeat(True), publish)):
+        for message in chain(known.values(), publish):
             self._elector.progress()
             outcome = message.outcome
             if outcome is None:
                 continue
             self._sent_before.note(message, outcome)
+            self._elector.shadow.settled(message.key)
             if outcome.kind == "sent":
-                if published:
-                    sent, began = True, self._monotonic()
+                began = self._monotonic()
                 self._plans[message.entry].failures = 0
                 if not message.settled:
                     self._debts.add(batch.debt(message))
             else:
                 self._not_sent(batch, message, outcome)
-            if published and outcome.kind in ("unreachable", "blocked", "unknown") and away is None:
-                away = outcome
             message.settled = True
+            if message.key in known:
+                # Nothing was asked of the broker.
+                continue
+            sent = sent or outcome.kind == "sent"
+            if outcome.kind in ("unreachable", "blocked", "unknown") and away is None:
+                away = outcome
         if sent:
             self._elector.proven()
-        # What was sent before says nothing of the broker.
         if sent or (away is None and len(known) < len(messages)):
             self._watch.taken()
         if away is not None:
@@ -375,3 +372,9 @@ class Sender:
 
     def _monotonic(self) -> float:
         return self._clock.clock.monotonic()
+
+
+def _hold(message: Message) -> None:
+    """Leave the message's slot undecided."""
+    message.handling.take()
+    message.settled = message.held = True

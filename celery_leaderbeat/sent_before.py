@@ -42,7 +42,7 @@ class SentBefore:
             return False
         if not message.handling.take():
             return False
-        message.outcome = outcome
+        message.settle(outcome)
         logger.warning(
             "Slot %s was sent before, and Redis has lost that: it isn't sent again. Another leader wouldn't know; "
             "leaderbeat_min_replicas, or a Redis that syncs each write to its disk, keeps such a loss from mattering.",

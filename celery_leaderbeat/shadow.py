@@ -2,7 +2,9 @@
 
 A replica that leads notes what it decides; one that stands by reads along. Both know of the entries how far
 they were decided, and *until when* they know it: nobody can have decided anything until then that isn't in the
-shadow. For a leader that is the end of its trust in its lease, for a standby its latest look.
+shadow. For a leader that is the end of its trust in its lease, for a standby its latest look. (With fast failover,
+another may lead before that trust ends: the leader finds out within half a second, and stands by.) Of slots that
+were claimed, and that nobody knows to be sent, both remember the tick keys: their records are lost with the rest.
 
 What Redis holds is behind the shadow when data was lost: an empty restart, a flush, evicted keys, a failover to
 a replica that lagged. Decisions that came between the latest look and the look that showed the loss are known to
@@ -19,7 +21,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -65,6 +67,7 @@ class Shadow:
         known_until: nothing was decided until then that isn't remembered; None while nothing is known.
         gap: from when until when anything may have been decided that isn't remembered, since Redis has lost
             it; None where nothing is missing.
+        claims: how many slots this replica has claimed as a leader.
     """
 
     def __init__(self) -> None:
@@ -73,6 +76,8 @@ class Shadow:
         self._entries: dict[str, Remembered] = {}
         self._behind: dict[str, int] = {}
         self._pauses: dict[str, list[Pause]] = {}
+        self._claimed: frozenset[str] = frozenset()
+        self.claims = 0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -91,6 +96,27 @@ class Shadow:
             known = self._entries.get(entry)
             if known is None or known.slot < slot_to_us(slot):
                 self._put(entry, slot_to_us(slot), fingerprint)
+
+    def claimed(self, key: str) -> None:
+        """The leader has claimed a slot, and will know what becomes of its message."""
+        with self._lock:
+            self.claims += 1
+            self._claimed |= {key}
+
+    def settled(self, key: str) -> None:
+        """It is known what became of a slot that was claimed."""
+        with self._lock:
+            self._claimed -= {key}
+
+    def swept(self) -> None:
+        """The leader has looked after all that was claimed, and nothing is under way."""
+        with self._lock:
+            self._claimed = frozenset()
+
+    @property
+    def open_claims(self) -> frozenset[str]:
+        """The tick keys of slots that were claimed, and of which it isn't known whether they were sent."""
+        return self._claimed
 
     def removed(self, entry: str, at: datetime) -> None:
         """The ledger has marked an entry as removed at `at`."""
@@ -111,6 +137,11 @@ class Shadow:
         with self._lock:
             self._know(until)
 
+    def ended(self, at: datetime) -> None:
+        """This replica's leadership ended at `at`: from then on others decide."""
+        with self._lock:
+            self._know(at, led=True)
+
     def _put(self, entry: str, slot: int, fingerprint: str) -> None:
         known = self._entries.get(entry)
         self._entries[entry] = Remembered(slot, "{}" if known is None else known.text, fingerprint)
@@ -118,13 +149,19 @@ class Shadow:
 
     # -- what a standby sees -------------------------------------------------------------------------------
 
-    def unchanged(self, at: datetime) -> None:
-        """At `at` the ledger was as it had been seen before."""
+    def unchanged(self, at: datetime, led: bool = False) -> None:
+        """At `at` the ledger was as it had been seen before, and somebody led, or not."""
         with self._lock:
-            self._know(at)
+            self._know(at, led)
 
-    def see(self, stored: Mapping[str, str], at: datetime, until: datetime) -> None:
-        """Between `at` and `until` the hash `entries` held this."""
+    def see_claimed(self, keys: Iterable[str], led: bool) -> None:
+        """These slots were claimed or given back, while somebody led, or not."""
+        with self._lock:
+            # What is lost with the lease isn't settled by that.
+            self._claimed = frozenset(keys) if led else self._claimed.union(keys)
+
+    def see(self, stored: Mapping[str, str], at: datetime, until: datetime, led: bool = False) -> None:
+        """Between `at` and `until` the hash `entries` held this, and somebody led, or not."""
         with self._lock:
             now = slot_to_us(at)
             behind: dict[str, int] = {}
@@ -143,7 +180,7 @@ class Shadow:
                 else:
                     behind[name] = 0
             self._note(behind, until)
-            self._know(at)
+            self._know(at, led)
 
     def fingerprints(self) -> dict[str, str]:
         """Of the schedule's entries, without those that were removed, as the ledger last showed them."""
@@ -161,10 +198,11 @@ class Shadow:
         """Whether the ledger holds less than is remembered, as far as has been seen."""
         return bool(self._behind)
 
-    def _know(self, at: datetime) -> None:
+    def _know(self, at: datetime, led: bool = False) -> None:
         known = self.known_until
-        # A clock that had jumped has come back: what was known of the time to come isn't known.
-        if known is None or at > known or known - at > timedelta(microseconds=FAR_AHEAD):
+        # Where another leads, an own trust that reached further says nothing any more. And where a clock that had
+        # jumped has come back, what was known of the time to come isn't known.
+        if led or known is None or at > known or known - at > timedelta(microseconds=FAR_AHEAD):
             self.known_until = at
 
     def _note(self, behind: dict[str, int], until: datetime) -> None:

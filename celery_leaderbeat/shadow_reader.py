@@ -43,6 +43,7 @@ class ShadowReader:
         self._shadow = shadow
         self._clock = clock
         self._seen: tuple[str | None, int] | None = None
+        self._counts: Mapping[str, str] | None = None
         self._not_before = self._not_after = float("-inf")
 
     def begin(self) -> None:
@@ -63,20 +64,27 @@ class ShadowReader:
         """Follow what a look at the lease has shown."""
         at = datetime.fromtimestamp(self._clock.at(look.now), timezone.utc)
         self._shadow.see_pauses(_readable(look.paused), at)
+        led = look.value is not None
         seen = (look.value, decided_in(look.counts))
         began = self._clock.clock.monotonic()
-        if seen == self._seen and began < self._not_after:
-            self._shadow.unchanged(at)
-            return
-        if began < self._not_before:
+        anew = seen != self._seen or began >= self._not_after
+        if anew and began < self._not_before:
             return
         try:
+            if anew or look.counts != self._counts:
+                # Before the entries: what is claimed later lies beyond the last decided slots, or is among these.
+                due = self._store.members_until(self._store.keys.unfinished, look.now)
+                self._shadow.see_claimed(due, led)
+                self._counts = look.counts
+            if not anew:
+                self._shadow.unchanged(at, led)
+                return
             stored = self._store.scan_table(self._store.keys.entries)
         except StoreError as exc:
             # It must not be in the way of an election; if Redis is away, the next look says so.
             logger.debug("The shadow isn't refreshed: %s", exc, extra={"action": "shadow_not_refreshed"})
             return
-        self._shadow.see(stored, at, self._clock.utcnow())
+        self._shadow.see(stored, at, self._clock.utcnow(), led)
         ended = self._clock.clock.monotonic()
         self._seen = seen
         self._not_before = ended + _SHARE * (ended - began)

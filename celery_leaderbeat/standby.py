@@ -183,14 +183,24 @@ class Standby:
         To the one that led last, for a moment, after Redis has lost data: it knows best what was decided. And to
         any, after it has stepped down.
         """
-        free_since, led_last = self._free_since, self._lease.led_last
-        if self._reader.lacks and led_last != self._holder and free_since is not None:
-            lives = self._store.subscribers(self._store.keys.alive(led_last))
-            if self._clock.monotonic() - free_since < (_PATIENCE if lives else _COURTESY):
-                return False
+        free_since = self._free_since
+        if (
+            self._reader.lacks
+            and free_since is not None
+            and self._clock.monotonic() - free_since < self._courtesy()
+        ):
+            return False
         if self._clock.monotonic() >= self._desk.candidate_from or not self._members.others:
             return True
         return self._nobody_takes_it
+
+    def _courtesy(self) -> float:
+        """So long a lease that was lost with other data is left to the replica that led last, in seconds."""
+        led_last = self._lease.led_last
+        if led_last != self._holder:
+            return _PATIENCE if self._store.subscribers(self._store.keys.alive(led_last)) else _COURTESY
+        # Frozen since, another may have led, and be about to go on.
+        return 0.0 if self._clock.monotonic() < self._lease.led_until else _COURTESY
 
     def _stand(self, takes_over: str) -> Term | None:
         """Stand for election; the term if it was won."""

@@ -23,7 +23,7 @@ from celery_leaderbeat.connections import close_client, leave_server, make_clien
 from celery_leaderbeat.driver_errors import Translator
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.subscriptions import Subscription, subscribe, subscribers
-from celery_leaderbeat.tick import slot_from_us, slot_to_us
+from celery_leaderbeat.tick import slot_from_us
 
 __all__ = ["Keys", "Look", "Store", "Subscription"]
 
@@ -330,9 +330,12 @@ class Store:
 
     def due_members(self, key: str) -> list[str]:
         """The members of a sorted set whose score, in ms since the Unix epoch, has come; lowest score first."""
-        now = slot_to_us(self.now()) // 1000
+        return self.members_until(key, self.now().timestamp())
+
+    def members_until(self, key: str, at: float) -> list[str]:
+        """The members of a sorted set whose score, in ms since the Unix epoch, has come at `at` (seconds)."""
         with self._translated(f"ZRANGEBYSCORE {key}"):
-            found: list[str] = self._client.zrangebyscore(key, "-inf", now)
+            found: list[str] = self._client.zrangebyscore(key, "-inf", int(at * 1000))
         return found
 
     def events(self, after: str, most: int) -> list[tuple[str, dict[str, str]]]:

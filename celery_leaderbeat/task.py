@@ -199,9 +199,13 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
             if request.is_eager and self.when_unverifiable == "retry":
                 raise
             verdict = self._unverifiable(stamp, exc)
+            if verdict.kind == "put_off":
+                runs.out_of_reach(exc)
             if verdict.kind == "run":
                 return None
             stamp = replace(stamp, asked=(*stamp.asked, run)[-_ASKED_AT_MOST:])
+        else:
+            runs.answers()
         if verdict.kind == "refuse":
             self._refuse(stamp, verdict.reason)
         if verdict.kind == "put_off":

@@ -159,6 +159,8 @@ for i = 4, #ARGV do
     local asked = item.request ~= '' and item.attempt - 1 or 0
     local most = goes_on and item.request ~= '' and tonumber(record[8]) or asked + item.max_attempts
     local ttl = math.max(item.ttl, tonumber(record[9]) or 0)
+    -- First, so that a slot whose record isn't written to its end (a command is refused) is looked after.
+    redis.call('ZADD', KEYS[3], whole(now), item.key)
     redis.call('HSET', slot, 'state', claims and 'claimed' or 'returned', 'epoch', ARGV[2], 'batch', batch,
       'key', item.key, 'entry', item.entry, 'slot', item.slot, 'task', item.task, 'task_id', item.task_id,
       'attempt', item.attempt, 'prefer', item.prefer, 'ttl', whole(ttl), 'on_crash', item.on_crash,
@@ -169,7 +171,6 @@ for i = 4, #ARGV do
       redis.call('HSET', slot, 'request', item.request)
     end
     redis.call('PEXPIRE', slot, LONG)
-    redis.call('ZADD', KEYS[3], whole(now), item.key)
     if claims then
       claimed = claimed + 1
       event('claimed', 'entry', item.entry, 'key', item.key, 'epoch', ARGV[2], 'attempt', item.attempt,

@@ -2,7 +2,8 @@
 -- message, 'unconfirmed' when it may or may not have taken it.
 --
 -- Acts by the record's epoch and batch, not by the lease: a leader that has lost its lease still knows this.
--- A slot that a worker has begun keeps its state.
+-- A slot that a worker has begun keeps its state. One that was given back while its publish was in doubt is sent after all
+-- when the broker took it; 'unconfirmed' leaves it given back.
 --
 -- KEYS  1 unfinished
 --       2 counts
@@ -28,9 +29,9 @@ for i = 3, #KEYS do
         redis.call('HINCRBY', KEYS[2], 'sent', 1)
         event('sent', 'entry', record[6], 'key', record[3], 'epoch', ARGV[1], 'attempt', record[7] or 1)
       end
-      if state == 'claimed' or state == 'unconfirmed' then
+      if state == 'claimed' or state == 'unconfirmed' or state == 'returned' then
         redis.call('HSET', KEYS[i], 'state', 'sent')
-        redis.call('HDEL', KEYS[i], 'reason')
+        redis.call('HDEL', KEYS[i], 'reason', 'waits')
         state = 'sent'
       end
     elseif state == 'claimed' then
@@ -41,7 +42,7 @@ for i = 3, #KEYS do
         'reason', reason)
       state = 'unconfirmed'
     end
-    if state ~= 'running' then
+    if state ~= 'running' and state ~= 'returned' then
       redis.call('ZREM', KEYS[1], record[3])
       if state == 'sent' or state == 'unconfirmed' then
         redis.call('PEXPIRE', KEYS[i], record[9])

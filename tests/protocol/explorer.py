@@ -123,6 +123,10 @@ def _check_step(rules: Rules, before: World, after: World) -> None:
     require(image.lease == (after.values[-1] if after.lease else ""), "The lease is that of the latest term.")
     require(image.entry[0] >= before.image.entry[0], "The last decided slot never moves back.")
     for slot, record in enumerate(before.image.records):
+        require(
+            image.state(slot) not in ("claimed", "returned") or slot in image.unfinished,
+            "What is claimed or given back is on the list of what has to be looked after.",
+        )
         require(bool(image.records[slot]) or not record, "A record doesn't vanish.")
         attempt = int(image.field(slot, "attempt") or 1)
         require(attempt >= int(before.image.field(slot, "attempt") or 1), "Attempts never move back.")

@@ -321,10 +321,11 @@ GUARDS = [
     Guard(
         "confirm",
         "state when sent",
-        "if state == 'claimed' or state == 'unconfirmed' then",
+        "if state == 'claimed' or state == 'unconfirmed' or state == 'returned' then",
         "if true then",
         _MISSED,
     ),
+    Guard("confirm", "given back, and sent after all", " or state == 'returned' then", " then", _DUPLICATE),
     Guard("confirm", "state when unknown", "elseif state == 'claimed' then", "else", _MISSED),
     Guard(
         "give_back",
@@ -344,7 +345,8 @@ GUARDS = [
     Guard(
         "give_back", "state", "elseif state == 'claimed' or state == 'unconfirmed' then", "else", _DUPLICATE
     ),
-    Guard("confirm", "sweep list", "if state ~= 'running' then", "if true then", _RERUN),
+    Guard("confirm", "sweep list: running", "if state ~= 'running' and state", "if state", _RERUN),
+    Guard("confirm", "sweep list: given back", " and state ~= 'returned' then", " then", None),
     Guard("crash", "lease check", "if held ~= ARGV[1] then", "if false then", _RERUN_BY_THE_NEXT),
     Guard("crash", "run lease", "elseif now < ends then", "elseif false then", _RERUN),
     Guard("crash", "running", "if state ~= 'running' then", "if false then", None),

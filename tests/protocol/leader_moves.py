@@ -265,7 +265,7 @@ class LeaderMoves:
         require((answer == "superseded") != owns, "Only the claim that owns a slot confirms it.")
         if not owns:
             require(image == world.image, "What another claim owns isn't touched.")
-        elif past.claim in ("open", "doubted"):
+        elif past.claim in ("open", "doubted") or (past.claim == "given back" and outcome == "sent"):
             past = past._replace(claim="said")
         if past.holder:
             require(

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from celery_leaderbeat.errors import StoreError
 from celery_leaderbeat.ledger import NotLeading
-from celery_leaderbeat.tick import slot_to_us
+from celery_leaderbeat.tick import slot_to_us, tick_key
 from tests.protocol.ground import ENTRY, FINGERPRINT, Ground, slot
 
 
@@ -288,3 +289,21 @@ def test_a_late_copy_of_a_request_can_claim_what_was_given_back_and_its_term_can
     assert ground.unfinished() == {ground.key(1)}
     assert ground.give_back(term.epoch, 1) == "returned"
     assert ground.ask(term, 1, batch="b") == ["claimed"]
+
+
+@pytest.mark.parametrize("refused", ["zadd", "hset", "hdel", "pexpire", "hincrby", "hget"])
+def test_a_claim_that_the_server_breaks_off_leaves_nothing_that_nobody_looks_after(
+    ground: Ground, refused: str
+) -> None:
+    """A server undoes nothing of a script that runs into a refused command, as with a rule that is missing."""
+    term = ground.elect()
+    ground.ledger.register(term, {ENTRY: FINGERPRINT}, slot(0))
+    ground.client.execute_command("ACL", "SETUSER", "default", f"-{refused}")
+    try:
+        with pytest.raises(StoreError):
+            ground.claim(term, 1)
+    finally:
+        ground.client.execute_command("ACL", "SETUSER", "default", "+@all")
+    key = tick_key(ENTRY, slot(1))
+    if ground.client.exists(ground.keys.slot(key)):
+        assert ground.client.zscore(ground.keys.unfinished, key) is not None

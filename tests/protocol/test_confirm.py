@@ -172,6 +172,31 @@ def test_giving_back_again_changes_no_state(ground: Ground) -> None:
     assert ground.ledger.entries()["nightly"].count == 1
 
 
+def test_what_was_given_back_in_doubt_and_turns_out_to_be_sent_is_sent_and_not_claimed_again(
+    ground: Ground,
+) -> None:
+    term = ground.elect()
+    ground.claim(term, 1, prefer="duplicate", ttl=90)
+    ground.give_back(term.epoch, 1, "no answer")
+    ground.write(1, waits="1")
+    assert ground.confirm(term.epoch, 1) == "sent"
+    record = ground.record(1)
+    assert (record.state, record.reason, record.waits) == ("sent", "", False)
+    assert record.sent_at is not None
+    assert ground.unfinished() == set()
+    assert not ground.is_kept_long(1)
+    assert ground.ask(term, 1, batch="next", prefer="duplicate") == ["sent"]
+
+
+def test_what_was_given_back_stays_so_when_nobody_knows_whether_it_was_sent(ground: Ground) -> None:
+    term = ground.elect()
+    ground.claim(term, 1)
+    ground.give_back(term.epoch, 1)
+    assert ground.confirm(term.epoch, 1, "unconfirmed") == "returned"
+    assert ground.unfinished() == {ground.key(1)}
+    assert ground.is_kept_long(1)
+
+
 def test_giving_back_a_slot_without_a_record_makes_none(ground: Ground) -> None:
     assert ground.give_back(7, 1) == "superseded"
     assert ground.client.keys() == []

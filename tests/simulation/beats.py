@@ -106,8 +106,7 @@ def sim_publisher(world: World) -> type:
                     unreachable = outcome
                 if outcome.kind in ("unreachable", "unknown"):
                     world.hub.after(1.0, self._look)
-                if message.outcome is None:
-                    message.outcome = outcome
+                message.settle(outcome)
                 if outcome.kind == "sent":
                     on_sent(message)
                 yield message

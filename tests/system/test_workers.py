@@ -687,6 +687,8 @@ def test_an_unverifiable_message_comes_back_until_it_runs_once(scene: Scene, fau
     key, _ = one_slot(scene, schedule=every_second("retrying", kwargs={"times": 2}))
     worker.wait_for_log("put off for", PATIENCE)
     wait_for(lambda: len(worker.find("put off for")) >= 3, PATIENCE, "it is put off again")
+    (warning,) = worker.find("The ledger is out of reach, and messages of slots wait until it answers: ")
+    assert warning.level == "WARNING"
     assert scene.runs() == []
     assert state(scene, key) == "sent"
     way.resume()

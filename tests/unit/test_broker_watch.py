@@ -107,3 +107,26 @@ def test_the_wait_grows_while_the_broker_takes_nothing_and_is_over_with_a_new_te
     watched.watch.not_sent(watched.clock.time, Outcome("unreachable", "refused"))
     watched.watch.begin()
     assert watched.watch.held_for <= 0
+
+
+class _AnswersInBetween(BrokerWatch):
+    """A watch to which the other thread says, right after each look at a failure, that the broker has answered."""
+
+    _seen: tuple[float, str] | None = None
+
+    @property
+    def _failing(self) -> tuple[float, str] | None:
+        seen, self._seen = self._seen, None
+        return seen
+
+    @_failing.setter
+    def _failing(self, failing: tuple[float, str] | None) -> None:
+        self._seen = failing
+
+
+def test_a_failure_is_noted_whatever_the_other_thread_hears_meanwhile() -> None:
+    watch = _AnswersInBetween(_Clock(), SILENCE, lambda _term, _reason: None)
+    watch.begin()
+    watch.failed(1.0, "no answer")
+    watch.not_sent(2.0, Outcome("unknown", "no confirm"))
+    assert watch._seen == (1.0, "no confirm")

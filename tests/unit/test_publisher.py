@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any
 
@@ -12,7 +12,7 @@ from celery import Celery, Task
 from celery.signals import before_task_publish
 
 from celery_leaderbeat.clock import Clock, FleetClock
-from celery_leaderbeat.message import Message
+from celery_leaderbeat.message import Message, Outcome
 from celery_leaderbeat.publisher import Publisher
 from celery_leaderbeat.tick import Stamp, tick_key
 from tests.support.waits import wait_for
@@ -56,9 +56,11 @@ class _Stage:
         self.listening = _Listening()
         self.publisher = Publisher(self.app, 0.3, FleetClock(Clock()), self.listening)
 
-    def publish(self, *tasks: str) -> list[Message]:
+    def publish(
+        self, *tasks: str, on_sent: Callable[[Message], object] = lambda message: None
+    ) -> list[Message]:
         messages = [_message(f"{task}{number}", task) for number, task in enumerate(tasks)]
-        settled = list(self.publisher.publish(messages, lambda: True, lambda message: None))
+        settled = list(self.publisher.publish(messages, lambda: True, on_sent))
         assert sorted(m.key for m in settled) == sorted(m.key for m in messages)
         return messages
 
@@ -127,6 +129,62 @@ def test_a_task_that_sends_by_its_own_means_is_in_doubt_once_it_was_asked_to(sta
     assert stage.reached.is_set()
     assert _kinds(messages) == ["unknown", "unreachable"]
     assert not stage.publisher.usable
+
+
+def test_a_ledger_that_is_slow_to_take_a_confirmation_isn_t_blamed_on_the_broker(stage: _Stage) -> None:
+    messages = stage.publish("plain", "plain", "plain", on_sent=lambda _: stage.gate.wait(10))
+    messages += stage.publish("plain")
+    assert _kinds(messages) == ["sent", "unsent", "unsent", "unsent"]
+    assert messages[-1].outcome == Outcome(
+        "unsent", "Redis hasn't taken the confirmation of the slot before it"
+    )
+    assert stage.publisher.usable
+    stage.gate.set()
+    assert _kinds(stage.publish("plain")) == ["sent"]
+    assert stage.listening.failures == []
+    assert stage.queued() == 2
+
+
+class _TakenAtThatMoment:
+    """The right to send a message, which the broker takes while somebody asks for the right in vain."""
+
+    def __init__(self, message: Message) -> None:
+        self._message = message
+
+    def take(self) -> bool:
+        self._message.settle(Outcome("sent"))
+        return False
+
+
+def test_what_the_broker_takes_while_the_thread_is_given_up_is_sent(stage: _Stage) -> None:
+    message = _message("plain", "plain")
+    message.handling.take()
+    message.sending = _TakenAtThatMoment(message)  # type: ignore[assignment]
+    assert _kinds(list(stage.publisher._given_up([message]))) == ["sent"]
+    assert stage.publisher.usable, "nothing is in doubt"
+
+
+def test_of_all_that_settle_a_message_at_once_one_is_believed() -> None:
+    for _ in range(50):
+        message, start = _message("plain", "plain"), threading.Barrier(4)
+        believed: list[Outcome] = []
+
+        def settle(
+            outcome: Outcome,
+            message: Message = message,
+            start: threading.Barrier = start,
+            believed: list[Outcome] = believed,
+        ) -> None:
+            start.wait(10)
+            if message.settle(outcome):
+                believed.append(outcome)
+
+        threads = [threading.Thread(target=settle, args=(Outcome("unsent", str(n)),)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert believed == [message.outcome]
 
 
 def test_an_abandoned_publisher_sends_nothing_more(stage: _Stage) -> None:

@@ -1,97 +1,163 @@
-"""What a sender takes for a sign of life of the broker."""
+"""What a leader makes of the answers of Redis and of the broker, without either."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import datetime, timezone
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
 
+from celery_leaderbeat import sender as sender_module
 from celery_leaderbeat.batch import Batch
 from celery_leaderbeat.clock import Clock, FleetClock
-from celery_leaderbeat.message import Message, Outcome
+from celery_leaderbeat.errors import StoreError
+from celery_leaderbeat.message import Message, Outcome, build_message
+from celery_leaderbeat.plan import Plan
+from celery_leaderbeat.policy import Policy
+from celery_leaderbeat.records import Claim
+from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.sender import Sender
 from celery_leaderbeat.settings import Settings
+from celery_leaderbeat.shadow import Shadow
 from celery_leaderbeat.term import Term
-from celery_leaderbeat.tick import Stamp, tick_key
 
-SLOT = datetime(2026, 10, 2, 3, tzinfo=timezone.utc)
-
-
-def message(entry: str) -> Message:
-    stamp = Stamp(key=tick_key(entry, SLOT), entry=entry, slot=SLOT, epoch=7, attempt=1)
-    return Message(
-        entry=entry,
-        slot=SLOT,
-        stamp=stamp,
-        task="t",
-        task_id="id",
-        prefer="missed",
-        args=(),
-        kwargs={},
-        options={},
-    )
+NOW = datetime.now(timezone.utc).replace(microsecond=0)
+TERM = Term(value="x", holder="me", epoch=7)
 
 
-class Stage:
-    """A sender between an elector, a broker watch and a publisher that only note what they are told."""
+class _Ledger:
+    """Grants all claims but those of some slots, for which the server has an error."""
 
     def __init__(self) -> None:
-        app = Celery("proj", broker="memory://", set_as_current=False)
-        app.conf.leaderbeat_redis_url = "redis://127.0.0.1:1/0"
-        self.told: list[str] = []
-        self.outcome = Outcome("sent")
-        self.plans: Any = {name: SimpleNamespace(name=name, failures=0) for name in ("before", "new")}
-        elector: Any = SimpleNamespace(
-            progress=lambda: None,
-            trusts=lambda term: True,
-            proven=lambda: self.told.append("proven"),
-            step_down=None,
-        )
-        ledger: Any = SimpleNamespace(confirm=lambda *args: None)
-        clock = FleetClock(Clock())
-        reports: Any = SimpleNamespace(missed=lambda *args: None)
-        self.sender = Sender(
-            app, Settings.from_app(app), clock, elector, self.plans, ledger, reports, lambda *args: None
-        )
-        watch: Any = SimpleNamespace(
-            taken=lambda: self.told.append("taken"),
-            not_sent=lambda began, outcome: self.told.append("not sent"),
-            look=lambda term, tried: None,
-        )
-        self.sender._watch = watch
-        self.sender._publisher = SimpleNamespace(usable=True, publish=self._publish)  # type: ignore[assignment]
+        self.refused: set[str] = set()
+        self.claimed: list[str] = []
+        self.confirmed: list[str] = []
 
-    def _publish(self, messages: list[Message], **_: Any) -> Iterator[Message]:
+    def claim(self, term: Term, batch: str, claims: Sequence[Claim]) -> list[str]:
+        if any(claim.key in self.refused for claim in claims):
+            raise StoreError("WRONGTYPE")
+        self.claimed += [claim.key for claim in claims]
+        return ["claimed"] * len(claims)
+
+    def confirm(self, epoch: int, batch: str, outcomes: Mapping[str, str]) -> list[str]:
+        self.confirmed += outcomes
+        return list(outcomes.values())
+
+    def give_back(self, epoch: int, batch: str, keys: Sequence[str], reason: str) -> list[str]:
+        return ["returned"] * len(keys)
+
+
+class _Publisher:
+    """One whose broker does what it is told to."""
+
+    usable = ready = True
+
+    def __init__(self, outcome: Callable[[Message], Outcome]) -> None:
+        self._outcome = outcome
+        self.published: list[str] = []
+
+    def abandon(self) -> None:
+        pass
+
+    def publish(
+        self, messages: list[Message], allowed: Callable[[], bool], on_sent: Callable[[Message], None]
+    ) -> Iterator[Message]:
         for message in messages:
-            message.outcome, message.settled = self.outcome, True
+            assert message.handling.take()
+            self.published.append(message.key)
+            message.settle(self._outcome(message))
+            assert message.outcome is not None
+            if message.outcome.kind == "sent":
+                on_sent(message)
             yield message
 
-    def publish(self, *messages: Message) -> list[str]:
-        batch = Batch(Term("lease", "one", 7), self.plans, list(messages))
-        self.sender._publish(batch, list(messages))
-        return self.told
+
+class _Stage:
+    """A sender between a ledger and a broker of the tests' own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        app = Celery("unit", broker="memory://", set_as_current=False)
+        app.conf.leaderbeat_redis_url = "redis://127.0.0.1:1"
+        self.ledger = _Ledger()
+        monkeypatch.setattr(sender_module, "Ledger", lambda *_: self.ledger)
+        self.kind: Any = "sent"
+        self.publisher = _Publisher(lambda _: Outcome(self.kind, "why"))
+        monkeypatch.setattr(sender_module, "Publisher", lambda *_: self.publisher)
+        self.proven = 0
+        self.stepped_down: list[str] = []
+        elector: Any = SimpleNamespace(
+            shadow=Shadow(),
+            trusts=lambda term: True,
+            progress=lambda: None,
+            proven=self._prove,
+            step_down=lambda term, reason: self.stepped_down.append(reason),
+        )
+        entry = SimpleNamespace(task="proj.task", args=(), kwargs={}, options={})
+        self.plans = {name: Plan(name, entry, timedelta(minutes=1), "f", Policy()) for name in ("one", "two")}
+        for plan in self.plans.values():
+            plan.start(NOW - timedelta(minutes=9))
+        self.advanced: list[str] = []
+        ledger: Any = self.ledger
+        self.sender = Sender(
+            app,
+            Settings.from_app(app),
+            FleetClock(Clock()),
+            elector,
+            self.plans,
+            ledger,
+            Reports(app),
+            lambda plan, slot: self.advanced.append(f"{plan.name} {slot}"),
+        )
+        self.sender.start()
+
+    def _prove(self) -> None:
+        self.proven += 1
+
+    def message(self, entry: str, number: int) -> Message:
+        """The message of the slot of that minute."""
+        slot = NOW + timedelta(minutes=number - 9)
+        return build_message(self.plans[entry], slot, TERM.epoch, "unit")
+
+    def send(self, *messages: Message) -> None:
+        sent = self.sender.send(Batch(TERM, self.plans, list(messages)))
+        assert sent == list(messages)
+        assert all(message.settled for message in sent)
 
 
 @pytest.fixture
-def stage() -> Stage:
-    return Stage()
+def stage(monkeypatch: pytest.MonkeyPatch) -> _Stage:
+    return _Stage(monkeypatch)
+
+
+def test_no_later_slot_of_an_entry_passes_one_whose_claim_redis_refuses(stage: _Stage) -> None:
+    ones = [stage.message("one", number) for number in (1, 2, 3)]
+    two = stage.message("two", 1)
+    stage.ledger.refused = {ones[1].key}
+    stage.send(*ones, two)
+    assert stage.ledger.claimed == stage.publisher.published == [ones[0].key, two.key]
+    assert [message.held for message in (*ones, two)] == [False, True, True, False]
+    assert len(stage.advanced) == 2
 
 
 @pytest.mark.parametrize("kind", ["sent", "unknown"])
-def test_what_was_sent_before_is_no_sign_of_the_broker(stage: Stage, kind: Any) -> None:
-    stage.sender._sent_before.note(message("before"), Outcome(kind, "why"))
-    assert stage.publish(message("before")) == []
-
-
-def test_what_was_sent_before_hides_no_failure_of_what_is_published_with_it(stage: Stage) -> None:
-    stage.sender._sent_before.note(message("before"), Outcome("sent"))
-    stage.outcome = Outcome("unknown", "no answer")
-    assert stage.publish(message("before"), message("new")) == ["not sent"]
-
-
-def test_a_message_that_is_taken_is_a_sign_of_the_broker(stage: Stage) -> None:
-    assert stage.publish(message("new")) == ["proven", "taken"]
+def test_what_was_sent_before_says_nothing_of_the_broker(
+    stage: _Stage, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.kind = kind
+    stage.send(stage.message("one", 1))
+    proven = stage.proven
+    assert proven == (kind == "sent")
+    signs: list[str] = []
+    monkeypatch.setattr(stage.sender._watch, "taken", lambda: signs.append("taken"))
+    monkeypatch.setattr(stage.sender._watch, "not_sent", lambda *_: signs.append("not sent"))
+    again = stage.message("one", 1)
+    stage.send(again)
+    assert again.outcome == Outcome(stage.kind, "why")
+    assert stage.publisher.published == [again.key], "it wasn't published again"
+    assert (stage.proven, signs) == (proven, [])
+    stage.kind = "sent"
+    stage.send(stage.message("one", 1), stage.message("two", 1))
+    assert (stage.proven, signs) == (proven + 1, ["taken"])

@@ -276,3 +276,48 @@ def test_states_of_pauses_are_merged_in_any_order(order: int) -> None:
 
 def test_pauses_that_ended_a_month_ago_are_forgotten() -> None:
     assert merged_pauses({"job": [Pause(at(1), at(2))]}, {}, at(2) + timedelta(days=31)) == {}
+
+
+# Claims that are open
+
+
+def test_what_is_claimed_is_open_until_it_is_settled_or_looked_after() -> None:
+    shadow = Shadow()
+    shadow.see_claimed(["a", "b"], led=True)
+    shadow.put_back()
+    shadow.claimed("c")
+    shadow.settled("a")
+    assert (shadow.open_claims, shadow.claims) == ({"b", "c"}, 1)
+    shadow.swept()
+    assert (shadow.open_claims, shadow.claims) == (set(), 1)
+
+
+def test_a_standby_knows_what_is_claimed_and_a_lease_that_is_lost_with_it_settles_nothing() -> None:
+    shadow = Shadow()
+    shadow.see_claimed(["a", "b"], led=True)
+    shadow.see_claimed(["b", "c"], led=True)
+    assert shadow.open_claims == {"b", "c"}
+    shadow.see_claimed([], led=False)
+    assert shadow.open_claims == {"b", "c"}
+    shadow.see_claimed([], led=True)
+    assert shadow.open_claims == set()
+
+
+# Until when it is known
+
+
+def test_whoever_led_knows_nothing_of_the_time_after_its_leadership_has_ended() -> None:
+    shadow = seen((5, {"job": text(5)}))
+    shadow.leads(at(18))
+    shadow.ended(at(6))
+    assert shadow.known_until == at(6)
+
+
+@pytest.mark.parametrize(("led", "until"), [(True, 7), (False, 9)])
+def test_where_another_leads_an_own_trust_that_reached_further_says_nothing(led: bool, until: int) -> None:
+    shadow = seen((5, {"job": text(5)}))
+    shadow.leads(at(9))
+    shadow.unchanged(at(7), led)
+    assert shadow.known_until == at(until)
+    shadow.see({}, at(8), at(8.5), led)
+    assert shadow.gap == (at(until), at(max(until, 8.5)))

@@ -1,0 +1,118 @@
+"""When a leader notices that Redis has lost what it decided, and what it gives up then; against a ledger of numbers."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_leaderbeat.clock import Clock, FleetClock
+from celery_leaderbeat.ledger import NotLeading
+from celery_leaderbeat.plan import Plan
+from celery_leaderbeat.policy import Policy
+from celery_leaderbeat.recall import LOST
+from celery_leaderbeat.reports import Reports
+from celery_leaderbeat.restoring import Restorer
+from celery_leaderbeat.shadow import Shadow
+from celery_leaderbeat.store import Look
+from celery_leaderbeat.term import Term
+from celery_leaderbeat.tick import tick_key
+from celery_leaderbeat.timeline import fingerprint
+
+TERM = Term("mine", "me", 9)
+MINUTE = timedelta(minutes=1)
+NOW = datetime.now(timezone.utc).replace(second=0, microsecond=0)
+
+
+class FakeLedger:
+    """Keeps totals, the keys of the records that it still has, and what was written off."""
+
+    def __init__(self) -> None:
+        self.claimed, self.missed = 0, 0
+        self.value = TERM.value
+        self.kept: set[str] = set()
+        self.written_off: list[str] = []
+        self.store = SimpleNamespace(look=self._look)
+
+    def _look(self) -> Look:
+        counts = {"claimed": str(self.claimed), "missed": str(self.missed)}
+        return Look(self.value, 1000, NOW.timestamp(), None, counts, {})
+
+    def entries(self) -> dict[str, Any]:
+        return {}
+
+    def register(self, *args: Any) -> dict[str, Any]:
+        return {"job": ("recalled", NOW)}
+
+    def slots(self, keys: list[str]) -> dict[str, Any]:
+        return {key: object() if key in self.kept else None for key in keys}
+
+    def write_off(self, term: Term, state: str, entry: str, *rest: Any) -> int:
+        assert (term, state, rest[3]) == (TERM, "missed", LOST)
+        self.written_off += rest[-1]
+        return 1
+
+
+def restorer() -> tuple[Restorer, FakeLedger, Shadow]:
+    ledger, shadow = FakeLedger(), Shadow()
+    elector = SimpleNamespace(shadow=shadow, progress=lambda: None)
+    plans = {"job": Plan("job", None, MINUTE, fingerprint(MINUTE), Policy())}
+    made: Any = Restorer(FleetClock(Clock()), elector, plans, ledger, Reports(None))  # type: ignore[arg-type]
+    return made, ledger, shadow
+
+
+def claim(ledger: FakeLedger, shadow: Shadow, *numbers: int) -> list[str]:
+    keys = [tick_key("job", NOW + number * MINUTE) for number in numbers]
+    for key in keys:
+        shadow.claimed(key)
+        ledger.claimed += 1
+        ledger.kept.add(key)
+    return keys
+
+
+def test_a_leader_notices_that_the_latest_of_its_claims_are_gone() -> None:
+    """In a failover to a replica that lagged: what was decided before the last look may all be there."""
+    leads, ledger, shadow = restorer()
+    assert not leads.has_gone_back(TERM)
+    claim(ledger, shadow, 1, 2)
+    assert not leads.has_gone_back(TERM)
+    claim(ledger, shadow, 3)
+    ledger.claimed -= 1
+    assert leads.has_gone_back(TERM)
+    assert not leads.has_gone_back(TERM), "it is told once"
+
+
+def test_what_others_have_added_is_no_loss() -> None:
+    leads, ledger, shadow = restorer()
+    for _ in range(3):
+        claim(ledger, shadow, 1)
+        ledger.claimed += 2
+        ledger.missed += 5
+        assert not leads.has_gone_back(TERM)
+
+
+def test_a_leader_whose_lease_is_gone_says_so() -> None:
+    leads, ledger, _ = restorer()
+    ledger.value = "another's"
+    with pytest.raises(NotLeading):
+        leads.has_gone_back(TERM)
+
+
+def test_a_claim_that_is_open_and_whose_record_is_lost_is_missed_aloud(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    leads, ledger, shadow = restorer()
+    shadow.stands("job", NOW, fingerprint(MINUTE))
+    sent, kept, lost = claim(ledger, shadow, -3, -2, -1)
+    shadow.settled(sent)
+    ledger.kept = {kept}
+    with caplog.at_level(logging.WARNING):
+        leads.register(TERM)
+    assert ledger.written_off == [lost]
+    assert any("is missed: " + LOST in record.getMessage() for record in caplog.records)
+    assert shadow.open_claims == {kept}, "the sweep looks after that"
+    leads.swept()
+    assert shadow.open_claims == set()
