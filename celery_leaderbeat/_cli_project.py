@@ -83,6 +83,7 @@ class Project:
         return self.ledger.undone(name, entry.schedule)
 
     def say_if_nobody_leads(self) -> None:
+        """Say on stderr that an order waits, where there is no leader to carry it out."""
         if self.ledger.leader() is None:
             click.echo("Nobody leads now: it is done once a replica leads.", err=True)
 

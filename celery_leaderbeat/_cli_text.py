@@ -99,6 +99,7 @@ def read_duration(text: str) -> timedelta:
 
 
 def leader_line(leader: Term | None) -> str:
+    """Who leads, under which epoch and since when."""
     if leader is None:
         return "none: the lease is free"
     since = datetime.fromtimestamp(leader.since, timezone.utc)

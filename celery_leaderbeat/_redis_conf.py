@@ -1,8 +1,8 @@
 """Which Redis an app means, and how the driver connects to it: from our settings, else from Celery's own.
 
 Of Celery's configuration only what says where the broker or the result backend is, and how to get in, is
-used: the URL, the credentials, TLS, and the name of a primary with Sentinels. The other transport options are about
-messages, and change nothing here.
+used: the URL, the credentials, TLS, and the name of a primary with Sentinels. The other transport options are
+about messages, and change nothing here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What Sentinels have to be told besides their addresses: the primary's name, and how to get in.
 
-Celery keeps both in transport options: `{"master_name": …, "sentinel_kwargs": {…}}` in `broker_transport_options`, or
-in `result_backend_transport_options`; for `leaderbeat_redis_url` they stand in `leaderbeat_redis_options`.
+Celery keeps both in transport options: `{"master_name": …, "sentinel_kwargs": {…}}` in
+`broker_transport_options`, or in `result_backend_transport_options`; for `leaderbeat_redis_url` they stand in
+`leaderbeat_redis_options`.
 """
 
 from __future__ import annotations

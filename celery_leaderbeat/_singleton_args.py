@@ -68,6 +68,12 @@ def _refuse_what_would_run_later(fn: Any) -> None:
 
 
 def checked_key(name: object, slot: object) -> str:
+    """The tick key of a job's slot.
+
+    Raises:
+        TypeError: `slot` is no datetime.
+        ValueError: `name` is empty or no text, or `slot` is naive.
+    """
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"name = {name!r}: a job needs a name, a text that isn't empty.")
     if not isinstance(slot, datetime):
@@ -83,11 +89,13 @@ def checked_key(name: object, slot: object) -> str:
 
 
 def refuse_no_count(name: str, value: object) -> None:
+    """Raise ValueError unless `value` is a whole number of at least 1; `name` is what it was passed as."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} = {value!r}: it must be a whole number of at least 1.")
 
 
 def checked_seconds(name: str, value: object, least: float, most: float) -> float:
+    """`value` in seconds; raises ValueError unless it is a number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
         bounds = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
         raise ValueError(f"{name} = {value!r}: it must be a number of seconds, {bounds}.")

@@ -57,6 +57,7 @@ def sanitize(url: object) -> str:
 
 
 def port_ok(address: re.Match[str] | None) -> bool:
+    """Whether an address was found, and its port, if it has one, is from 1 to 65535."""
     return address is not None and (not address["port"] or 0 < int(address["port"][:6]) < 65536)
 
 

@@ -13,7 +13,10 @@ __all__ = ["Agenda"]
 
 
 class Agenda:
-    """Plans by the time of their next slot. Taking one and putting it back costs the logarithm of their number."""
+    """Plans by the time of their next slot.
+
+    Taking one and putting it back costs the logarithm of their number.
+    """
 
     def __init__(self, plans: Iterable[Plan]) -> None:
         self._serial = itertools.count()

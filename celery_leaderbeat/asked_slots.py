@@ -99,8 +99,8 @@ class _Asked:
     def due_after(self, last: datetime) -> datetime | None:
         """The first instant at which beat, having sent at `last`, would find the schedule due.
 
-        Where the search had to stride, that is the first second of the last stride, as long as a schedule that has
-        come due stays due until it is sent.
+        Where the search had to stride, that is the first second of the last stride, as long as a schedule
+        that has come due stays due until it is sent.
         """
         at, strode_from = last, None
         for number in range(_MAX_QUESTIONS):

@@ -1,7 +1,7 @@
 """`celery -A proj leaderbeat`: who leads, what became of each slot, and orders to whoever leads.
 
-Orders are written to Redis; the leader carries them out within about a second. What can't be done is said with a
-message and an exit code: 2 where the command line is wrong, 1 where the order can't be given now.
+Orders are written to Redis; the leader carries them out within about a second. What can't be done is said
+with a message and an exit code: 2 where the command line is wrong, 1 where the order can't be given now.
 """
 
 from __future__ import annotations
@@ -152,7 +152,10 @@ def pause(
 @_by
 @click.pass_context
 def resume(ctx: click.Context, entry: str | None, every: bool, catch_up: bool, by: str) -> None:
-    """End the pause of ENTRY, or the pause of all entries. Skipped slots stay skipped unless --catch-up is given."""
+    """End the pause of ENTRY, or the pause of all entries.
+
+    Skipped slots stay skipped unless --catch-up is given.
+    """
     project = Project(ctx.obj.app, by)
     name = project.whose(entry, every)
     resumed = project.orders.resume(name, catch_up)

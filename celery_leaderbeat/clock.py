@@ -5,11 +5,11 @@ serves display. `FleetClock.now` is the time that decides when a slot is due: th
 carried forward by the monotonic clock from the measurements, so that a step of a replica's wall clock
 moves nothing and all replicas agree.
 
-The server's answer was true at some moment of its round trip. So each measurement gives two bounds of the server's
-time, and the narrowest that follow from all of them are kept; a bound that is carried forward gives way a little,
-since clocks run at different rates. The lower one counts: at most one round trip late, and never early. Where a
-measurement contradicts the bounds, the server's clock has stepped or this host has slept, and the measurement alone
-counts from then on.
+The server's answer was true at some moment of its round trip. So each measurement gives two bounds of the
+server's time, and the narrowest that follow from all of them are kept; a bound that is carried forward gives
+way a little, since clocks run at different rates. The lower one counts: at most one round trip late, and
+never early. Where a measurement contradicts the bounds, the server's clock has stepped or this host has
+slept, and the measurement alone counts from then on.
 """
 
 from __future__ import annotations

@@ -31,7 +31,10 @@ class OffsetWatch:
         self._seen = False
 
     def look(self) -> None:
-        """Take a look; to be called now and then. A process may be frozen in the middle of one: two in a row count."""
+        """Take a look; to be called now and then.
+
+        A process may be frozen in the middle of one: two in a row count.
+        """
         offset = self._clock.offset
         differs = abs(offset) > (_RIGHT if self._warned else _OFF)
         if differs != self._seen or differs == self._warned:

@@ -1,8 +1,8 @@
 """The leader's work: decide what is due, send it, and look after what was sent.
 
-A round: the orders that people gave are looked at, the plans that are due are asked for their decisions (`policy`),
-what is missed or skipped is written off, what is to be sent goes to the `sender`, and every other second the
-`sweep` looks after slots that earlier leaders left and runs that died.
+A round: the orders that people gave are looked at, the plans that are due are asked for their decisions
+(`policy`), what is missed or skipped is written off, what is to be sent goes to the `sender`, and every other
+second the `sweep` looks after slots that earlier leaders left and runs that died.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The driver's errors, translated into ours where they enter the package.
 
-What passes by itself is `StoreUnavailable`: the same request may be served later, perhaps by another server. A server may
-quote what it was sent, so passwords are taken out of what it says.
+What passes by itself is `StoreUnavailable`: the same request may be served later, perhaps by another server.
+A server may quote what it was sent, so passwords are taken out of what it says.
 """
 
 from __future__ import annotations

@@ -72,7 +72,10 @@ def due_slots(
 def send_times(
     entry: str, schedule: Any, jitter: float, after: datetime
 ) -> Iterator[tuple[datetime, datetime]]:
-    """The slots after `after`, each with the time at which it is to be sent. Raises as `timeline.slots_after`."""
+    """The slots after `after`, each with the time at which it is to be sent.
+
+    Raises as `timeline.slots_after`.
+    """
     slots = slots_after(schedule, after)
     if not jitter:
         yield from ((slot, slot) for slot in slots)

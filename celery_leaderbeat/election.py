@@ -14,22 +14,24 @@ request can't touch a newer term.
               |        (the lease is another's), lapsed (no renewal in time)  +------+
             waits for a wake-up, the lease's end, or two looks at a holder that is gone
 
-Trust. A leader trusts its term until `sent + ttl - margin`, where `sent` is the monotonic instant *before* the
-last successful request left, and margin is a tenth of the TTL. The server counts the TTL from a later moment,
-so the trust ends first, as long as the two clocks' rates differ by less than a tenth. Nothing relies on this
-alone: every claim checks the lease again inside Redis. A lease with a lower epoch than one that was seen before has come
-back, because Redis has lost what was written since (a failover to a replica that lagged): it is taken over at once.
+Trust. A leader trusts its term until `sent + ttl - margin`, where `sent` is the monotonic instant *before*
+the last successful request left, and margin is a tenth of the TTL. The server counts the TTL from a later
+moment, so the trust ends first, as long as the two clocks' rates differ by less than a tenth. Nothing relies
+on this alone: every claim checks the lease again inside Redis. A lease with a lower epoch than one that was
+seen before has come back, because Redis has lost what was written since (a failover to a replica that
+lagged): it is taken over at once.
 
 What happens on failure. Redis doesn't answer: the leader tries again with back-off until its trust ends, then
 it is a standby. The process dies: its subscription ends with it, and a standby that has seen it gone at two
 looks a second apart, under an unchanged lease, takes the lease over. The process is frozen, or its network is
-cut: its subscription stands, and the lease expires. Redis doesn't answer a release: the replica, a standby now, releases
-the lease again when it sees that it stands. Redis loses its data: the lease is gone, the replica that led last
-is let go first, and whoever is elected puts back what it remembers (`shadow`, `restoring`). The tick loop hangs: after
-`leaderbeat_stall_timeout` the renewals stop. No end of a term ends the process.
+cut: its subscription stands, and the lease expires. Redis doesn't answer a release: the replica, a standby
+now, releases the lease again when it sees that it stands. Redis loses its data: the lease is gone, the
+replica that led last is let go first, and whoever is elected puts back what it remembers (`shadow`,
+`restoring`). The tick loop hangs: after `leaderbeat_stall_timeout` the renewals stop. No end of a term ends
+the process.
 
-Releases. A leader that learns of a candidate of a newer release ends the round that is under way and releases the
-lease; a standby leaves a free lease to it (see `membership`, `standby`).
+Releases. A leader that learns of a candidate of a newer release ends the round that is under way and releases
+the lease; a standby leaves a free lease to it (see `membership`, `standby`).
 
 Authoritative is the lease in Redis; then the trust window, which is never longer; then nothing else.
 

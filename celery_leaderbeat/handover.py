@@ -1,8 +1,8 @@
 """To whom a leader hands over, and when again: a candidate of a newer release gets its chances. Pure.
 
-A candidate that had the chance and didn't keep the lead (somebody older leads again) waits for its next one: a
-lease TTL at first, then twice as long each time, five minutes at most. Else two replicas would pass the lease to and
-fro for as long as one of them can't lead.
+A candidate that had the chance and didn't keep the lead (somebody older leads again) waits for its next one:
+a lease TTL at first, then twice as long each time, five minutes at most. Else two replicas would pass the
+lease to and fro for as long as one of them can't lead.
 """
 
 from __future__ import annotations

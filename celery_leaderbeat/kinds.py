@@ -36,8 +36,8 @@ _ONLY_CONVERT = {
 def kind_of(schedule: Any) -> Kind:
     """How the slots of a schedule are found.
 
-    `"own"`: by its own `slots_after`; `"interval"`, `"crontab"`, `"solar"`: by the rules for these; `"asked"`:
-    by playing beat to it.
+    `"own"`: by its own `slots_after`; `"interval"`, `"crontab"`, `"solar"`: by the rules for these;
+    `"asked"`: by playing beat to it.
 
     Raises:
         ScheduleError: it is no schedule.

@@ -133,7 +133,7 @@ class Ledger(LedgerReader):
         """Of how many entries something is kept."""
         return self.store.size(self._keys.entries)
 
-    def restore_pauses(self, term: Term, pauses: Mapping[str, Sequence[Pause]]) -> int:
+    def recall_pauses(self, term: Term, pauses: Mapping[str, Sequence[Pause]]) -> int:
         """Put back pauses that the ledger has lost; returns for how many entries it had.
 
         Raises:
@@ -141,7 +141,7 @@ class Ledger(LedgerReader):
         """
         args = [text for entry, spans in pauses.items() for text in (entry, pauses_text(spans))]
         keys = [self._keys.lease, self._keys.paused]
-        return int(self._leading(self.store.run("restore_pauses", keys, [term.value, *args]))[0])
+        return int(self._leading(self.store.run("recall_pauses", keys, [term.value, *args]))[0])
 
     def claim(self, term: Term, batch: str, claims: Sequence[Claim]) -> list[str]:
         """Claim slots; for each `"claimed"`, or why not (see `claim.lua`). The same `batch` may ask again.
@@ -202,7 +202,10 @@ class Ledger(LedgerReader):
         return self.store.replicas(wanted, _LOOK_WITHIN) >= wanted
 
     def confirm(self, epoch: int, batch: str, outcomes: Mapping[str, str]) -> list[str]:
-        """Note what became of a batch's claims: tick key -> `"sent"` or `"unconfirmed"`. Returns the states."""
+        """Note what became of a batch's claims: tick key -> `"sent"` or `"unconfirmed"`.
+
+        Returns the states.
+        """
         answer = self.store.run(
             "confirm",
             [self._keys.unfinished, self._keys.counts, *map(self._keys.slot, outcomes)],
@@ -218,7 +221,9 @@ class Ledger(LedgerReader):
         return [str(text) for text in answer]
 
     def doubt(self, term: Term, keys: Sequence[str], until: float) -> list[str]:
-        """Count older epochs' unconfirmed claims as missed from `until` on (Unix seconds). Returns the states.
+        """Count older epochs' unconfirmed claims as missed from `until` on (Unix seconds).
+
+        Returns the states.
 
         Raises:
             NotLeading: the lease is gone; nothing was written.
@@ -249,7 +254,8 @@ class Ledger(LedgerReader):
     ) -> int:
         """Decide that `count` slots will never be sent; `returned` names those that have records.
 
-        `state` is `"missed"`, or `"skipped"` where that is on purpose. Returns how many got that end by this call.
+        `state` is `"missed"`, or `"skipped"` where that is on purpose. Returns how many got that end by this
+        call.
 
         Raises:
             NotLeading: the lease is gone; nothing was written.

@@ -1,8 +1,8 @@
 """Membership: which replicas live, as far as they have said so lately, and which of them stand for election.
 
-A replica that has a release says once a second whether it stands. That is how an older release learns of it: a
-leader hands over to it, and a standby leaves a free lease to it. Whoever isn't heard of for three seconds is no
-candidate any more (see `announce.lua`, `elect.lua`).
+A replica that has a release says once a second whether it stands. That is how an older release learns of it:
+a leader hands over to it, and a standby leaves a free lease to it. Whoever isn't heard of for three seconds
+is no candidate any more (see `announce.lua`, `elect.lua`).
 """
 
 from __future__ import annotations

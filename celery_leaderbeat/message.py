@@ -137,8 +137,8 @@ def build_message(
 def seconds_until(expires: Any, now: datetime) -> float | None:
     """Seconds from `now` until a message with this `expires` option expires; None if it doesn't.
 
-    Numbers are seconds from the send, naive times are in UTC, as Celery reads them; what Celery would refuse is
-    left to it.
+    Numbers are seconds from the send, naive times are in UTC, as Celery reads them; what Celery would refuse
+    is left to it.
     """
     if isinstance(expires, timedelta):
         return expires.total_seconds()
@@ -159,8 +159,8 @@ def seconds_until(expires: Any, now: datetime) -> float | None:
 def with_instants(options: dict[str, Any], now: datetime) -> dict[str, Any]:
     """The options with `expires` and `countdown` as instants, where they are seconds from the send.
 
-    Celery would count them from this host's wall clock. Where that is behind the workers', the message would expire
-    before it arrived. What can't be counted is left to Celery, which refuses it.
+    Celery would count them from this host's wall clock. Where that is behind the workers', the message would
+    expire before it arrived. What can't be counted is left to Celery, which refuses it.
 
     Parameters:
         options: of a message.

@@ -1,7 +1,7 @@
 """What people ask of an entry: pause it, resume it, run it now, send its slots again.
 
-An order is written into Redis and carried out by whichever replica leads, within about a second; nothing here needs
-to run in a beat. Whoever gives one says who they are, for the event that it leaves.
+An order is written into Redis and carried out by whichever replica leads, within about a second; nothing here
+needs to run in a beat. Whoever gives one says who they are, for the event that it leaves.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Orders:
     def pause(self, entry: str, until: datetime | None = None, note: str = "") -> datetime:
         """Pause an entry, or `ALL`, from now on; returns the begin.
 
-        While the pause lasts, nothing of the entry is sent, apart from requests. Its slots are skipped, for good.
+        While the pause lasts, nothing of the entry is sent, apart from requests. Its slots are skipped, for
+        good.
 
         Parameters:
             until: an aware datetime at which the pause ends by itself.
@@ -60,7 +61,8 @@ class Orders:
     def resume(self, entry: str, catch_up: bool = False) -> bool:
         """End the pause of an entry, or of `ALL`; False if it isn't paused.
 
-        `catch_up`: send those of the skipped slots that the entry's policy would have caught up after an outage.
+        `catch_up`: send those of the skipped slots that the entry's policy would have caught up after an
+        outage.
         """
         request = uuid.uuid4().hex if catch_up else ""
         ended = self._store.run(

@@ -99,8 +99,8 @@ def merged_pauses(
 ) -> dict[str, list[Pause]]:
     """Two states of knowledge about the pauses of entries, as one.
 
-    Nothing that happens to a pause makes it longer, and none goes away but long after its end: so all of both count,
-    each with its earlier end. Those that ended longer than `PAUSES_KEPT` before `now` are left out.
+    Nothing that happens to a pause makes it longer, and none goes away but long after its end: so all of both
+    count, each with its earlier end. Those that ended longer than `PAUSES_KEPT` before `now` are left out.
     """
     found = {}
     for entry in {**known, **stored}:

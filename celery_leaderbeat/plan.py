@@ -8,9 +8,9 @@ What is owed is no part of the sequence of fresh slots. It is sent before them, 
 lookback, deadline and jitter, never before its nominal time, and moves nothing on. A pause holds back what is
 to be run again, and lets through what was asked for.
 
-Where slots of the entry mustn't overlap, the one that a leader claimed and was gone before it said more goes first:
-its message may be on its way, so the others wait for it. Where they queue, one that was given back is one that waits: it keeps its place
-whatever the lookback, and fresh ones are decided beside it.
+Where slots of the entry mustn't overlap, the one that a leader claimed and was gone before it said more goes
+first: its message may be on its way, so the others wait for it. Where they queue, one that was given back is
+one that waits: it keeps its place whatever the lookback, and fresh ones are decided beside it.
 """
 
 from __future__ import annotations
@@ -133,7 +133,10 @@ class Plan:
         return decisions
 
     def advance(self, slot: datetime) -> None:
-        """`slot` is decided. A schedule that fails here is asked again later; `failure` holds what it raised."""
+        """`slot` is decided.
+
+        A schedule that fails here is asked again later; `failure` holds what it raised.
+        """
         back = self.returned.pop(slot, None)
         self._doomed.pop(slot, None)
         if self.last is not None and slot <= self.last:
@@ -177,7 +180,8 @@ class Plan:
     ) -> None:
         """`slot` is to be sent again: as this attempt, and for the request with this id if there is one.
 
-        Of two things that are known of one slot the later attempt counts, and of the same attempt the request.
+        Of two things that are known of one slot the later attempt counts, and of the same attempt the
+        request.
         """
         known = self.returned.get(slot)
         if known is not None and (known.attempt, known.request != "") > (attempt, request != ""):

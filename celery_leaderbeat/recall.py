@@ -32,8 +32,8 @@ def recall(
 ) -> dict[str, Recalled]:
     """What the ledger lacks, by entry; nothing where nothing was lost.
 
-    Once something is lacking, any entry may have been decided in the gap of which nobody knows: slots that were to be
-    sent then count as missed, those of entries that the schedule doesn't have as well.
+    Once something is lacking, any entry may have been decided in the gap of which nobody knows: slots that
+    were to be sent then count as missed, those of entries that the schedule doesn't have as well.
 
     Parameters:
         shadow: what this replica remembers; its `gap` is set.

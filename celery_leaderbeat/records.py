@@ -1,4 +1,7 @@
-"""What the ledger keeps, as values: claims, the records of slots and entries, and answers about runs. Pure."""
+"""What the ledger keeps, as values: claims, the records of slots and entries, and answers about runs.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +158,10 @@ class EntryRecord:
 
     @classmethod
     def read(cls, text: str) -> EntryRecord:
-        """Read an entry's JSON. Raises ValueError, TypeError, KeyError or OverflowError where it can't be read."""
+        """Read an entry's JSON.
+
+        Raises ValueError, TypeError, KeyError or OverflowError where it can't be read.
+        """
         data = json.loads(text)
         return cls(
             slot=slot_from_us(int(data["slot"])),
@@ -202,7 +208,10 @@ class UnsentRange:
 
     @classmethod
     def read(cls, text: str) -> UnsentRange:
-        """Read a range's JSON. Raises ValueError, TypeError, KeyError or OverflowError where it can't be read."""
+        """Read a range's JSON.
+
+        Raises ValueError, TypeError, KeyError or OverflowError where it can't be read.
+        """
         data: dict[str, Any] = json.loads(text)
         return cls(
             state=str(data["state"]),
@@ -255,7 +264,10 @@ class Request:
 
     @classmethod
     def read(cls, id: str, text: str) -> Request:  # noqa: A002  # it is the field's name
-        """Read a request's JSON. Raises ValueError, TypeError, KeyError or OverflowError where it can't be read."""
+        """Read a request's JSON.
+
+        Raises ValueError, TypeError, KeyError or OverflowError where it can't be read.
+        """
         data: dict[str, Any] = json.loads(text)
         return cls(
             id=id,

@@ -1,7 +1,7 @@
 """Redis URLs: every form that Celery and redis-py know, read into what a connection pool takes.
 
-One server, the Sentinels that know which server is the primary, or nodes of a cluster. Nothing here connects, or
-imports the driver.
+One server, the Sentinels that know which server is the primary, or nodes of a cluster. Nothing here connects,
+or imports the driver.
 """
 
 from __future__ import annotations
@@ -134,7 +134,10 @@ def _group(
     tls: Mapping[str, Any] | None,
     refused: Callable[[str], SettingsError],
 ) -> RedisTarget:
-    """Several hosts, parted by semicolons. What isn't an address may stand with all of them, as in Celery, or with one."""
+    """Several hosts, parted by semicolons.
+
+    What isn't an address may stand with all of them, as in Celery, or with one.
+    """
     single, port = _GROUPS[scheme]
     addresses: list[str] = []
     said: dict[str, set[str]] = {"user": set(), "path": set(), "query": set()}

@@ -7,10 +7,11 @@ A release is a number, a dotted version or a time:
 - `"2026-11-30"`, `"2026-11-30T14:05:00Z"`, `"2026-11-30T15:05:00+01:00"`, a `datetime` or a `date`: compared as instants;
   without an offset they are in UTC, and a date is its first moment.
 
-A number and a time have no order: neither is newer. A replica that has no release is older than any that has one.
+A number and a time have no order: neither is newer. A replica that has no release is older than any that has
+one.
 
-The rank of a release is a text of ASCII letters and digits that compares as the release does, also inside Redis:
-a letter for the kind, and then each number with its length ahead of it.
+The rank of a release is a text of ASCII letters and digits that compares as the release does, also inside
+Redis: a letter for the kind, and then each number with its length ahead of it.
 """
 
 from __future__ import annotations

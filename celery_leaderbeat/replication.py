@@ -1,9 +1,9 @@
 """Sending only what enough Redis replicas know of (`leaderbeat_min_replicas`).
 
-A claim that too few Redis replicas have might be lost in a failover, and its slot sent twice: it isn't published, but
-given back. While that lasts nothing is claimed any more, each try begins with the question whether the Redis replicas
-answer again, and the entries' own deadlines go on to decide what is missed. Another leader would be no better off,
-since they all write to the same server: nobody steps down for it.
+A claim that too few Redis replicas have might be lost in a failover, and its slot sent twice: it isn't
+published, but given back. While that lasts nothing is claimed any more, each try begins with the question
+whether the Redis replicas answer again, and the entries' own deadlines go on to decide what is missed.
+Another leader would be no better off, since they all write to the same server: nobody steps down for it.
 """
 
 from __future__ import annotations

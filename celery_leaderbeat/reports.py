@@ -47,7 +47,10 @@ class Reports:
             )
 
     def skipped(self, entry: str, first: datetime, last: datetime, count: int, reason: str) -> None:
-        """`count` slots are skipped. Where that goes on for the same reason, the further lines are at DEBUG."""
+        """`count` slots are skipped.
+
+        Where that goes on for the same reason, the further lines are at DEBUG.
+        """
         goes_on = self._skipping.get(entry) == reason
         self._skipping[entry] = reason
         logger.log(

@@ -95,7 +95,7 @@ class Restorer:
             "records of their slots are gone. Does Redis keep its data?",
             len(recalled),
             slot_text(max(positions[name][1] for name in recalled)),
-            extra={"action": "ledger_restored", "count": len(recalled)},
+            extra={"action": "ledger_recalled", "count": len(recalled)},
         )
         for name, known in recalled.items():
             plan = self._plans.get(name)
@@ -165,12 +165,12 @@ class Restorer:
         lacking = lacking_pauses(known, stored)
         if lacking:
             names = ", ".join(repr(name) if name else "all entries" for name in sorted(lacking))
-            self._ledger.restore_pauses(term, lacking)
+            self._ledger.recall_pauses(term, lacking)
             logger.warning(
                 "Redis has lost pauses of %s. This replica has put them back: whoever wants them lifted uses "
                 "`leaderbeat resume`.",
                 names,
-                extra={"action": "pauses_restored", "count": len(lacking)},
+                extra={"action": "pauses_recalled", "count": len(lacking)},
             )
         return known
 

@@ -38,8 +38,8 @@ def new_run() -> str:
 class Runs:
     """The runs under way in this process.
 
-    One thread renews their leases at a third of their length, started with the first run; under gevent it is a
-    greenlet, which gets its turn as long as the bodies yield.
+    One thread renews their leases at a third of their length, started with the first run; under gevent it is
+    a greenlet, which gets its turn as long as the bodies yield.
 
     Parameters:
         ledger: where the runs are recorded.
@@ -168,8 +168,8 @@ class Runs:
     def _finish(self, key: str, run: str, state: str, reason: str, retry_in: float) -> None:
         """Record the end; where Redis doesn't take it, try for as long as the run lease lasts.
 
-        A run whose end isn't recorded looks like one whose worker died, so the end is worth some patience. The
-        effects have happened either way, so a failure to record them is no failure of the task.
+        A run whose end isn't recorded looks like one whose worker died, so the end is worth some patience.
+        The effects have happened either way, so a failure to record them is no failure of the task.
         """
         deadline, wait = self._clock.monotonic() + self.lease, 0.1
         while True:

@@ -64,8 +64,8 @@ def _tell_of(app: Any, term: Term, reason: str) -> None:
 class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
     """A drop-in for Celery's scheduler of which any number may run; exactly one of them sends.
 
-    Takes the arguments of `celery.beat.Scheduler`; `schedule_filename` is accepted and ignored: beat writes no
-    file.
+    Takes the arguments of `celery.beat.Scheduler`; `schedule_filename` is accepted and ignored: beat writes
+    no file.
 
     Raises:
         SettingsError: a `leaderbeat_*` setting, or a mix of them, can't work.

@@ -17,7 +17,8 @@ _MOST = 10_000
 class SentBefore:
     """The outcomes of the latest messages that may have reached the broker.
 
-    After a failover to a replica that lagged, a slot may be recorded as claimed or given back that was sent since.
+    After a failover to a replica that lagged, a slot may be recorded as claimed or given back that was sent
+    since.
     """
 
     def __init__(self, most: int = _MOST) -> None:

@@ -1,7 +1,8 @@
-"""What a Redis server says of itself, and what of that its operator should know when beat starts. Pure but for the log.
+"""What a Redis server says of itself, and what of that its operator should know when beat starts.
 
-Some of what matters can't be learned from `INFO`, and then nothing is said: whether snapshots are configured, for one. A
-last snapshot that is long past, with changes since, is told as what it is.
+What there is to say is a pure function of the answer; `ServerCheck` asks and logs. Some of what matters can't
+be learned from `INFO`, and then nothing is said: whether snapshots are configured, for one. A last snapshot
+that is long past, with changes since, is told as what it is.
 """
 
 from __future__ import annotations

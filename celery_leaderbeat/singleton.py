@@ -324,8 +324,8 @@ def _outcome(answer: _Answer) -> Outcome[T]:
 def _app(app: Any) -> Any:
     """The app to use.
 
-    Celery keeps the current app per thread, and makes up an empty one in a thread without; under the prefix of
-    that one, a slot would run a second time.
+    Celery keeps the current app per thread, and makes up an empty one in a thread without; under the prefix
+    of that one, a slot would run a second time.
     """
     if app is not None:
         return app

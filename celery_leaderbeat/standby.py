@@ -1,9 +1,10 @@
 """The standby: waits until this replica is elected.
 
-It stands for election when the lease is free, when its holder is gone, or when the lease has outlived its TTL and nobody
-has renewed it for a TTL (so it is where the server's clock was set back and the holder is frozen), unless it has stepped down a short while
-ago, its tick loop hangs, or a replica of a newer release stands, too (see `membership`). Where a free lease is left
-to others and none of them takes it for a TTL, it stands all the same: that somebody leads comes first.
+It stands for election when the lease is free, when its holder is gone, or when the lease has outlived its TTL
+and nobody has renewed it for a TTL (so it is where the server's clock was set back and the holder is frozen),
+unless it has stepped down a short while ago, its tick loop hangs, or a replica of a newer release stands, too
+(see `membership`). Where a free lease is left to others and none of them takes it for a TTL, it stands all
+the same: that somebody leads comes first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """The Redis client: key names, scripts, and every other request that the package makes.
 
-Nothing above this module imports redis; `connections`, `driver_errors` and `subscriptions` serve it alone. A `Store` belongs to one user (the renewal thread, the tick loop, a
-publisher, a worker process) and is not handed around, so that none of them waits for another's answer. It
-retries nothing: every script can be asked again, and the caller knows until when that makes sense.
+Nothing above this module imports redis; `connections`, `driver_errors` and `subscriptions` serve it alone,
+and `_redis_conf` asks the driver, when the settings are read, which options its connections know. A `Store`
+belongs to one user (the renewal thread, the tick loop, a publisher, a worker process) and is not handed
+around, so that none of them waits for another's answer. It retries nothing: every script can be asked again,
+and the caller knows until when that makes sense.
 """
 
 from __future__ import annotations
@@ -40,54 +42,67 @@ class Keys:
 
     @property
     def lease(self) -> str:
+        """String: who leads (JSON); it expires with the term."""
         return self._key("lease")
 
     @property
     def epoch(self) -> str:
+        """String: the latest epoch."""
         return self._key("epoch")
 
     @property
     def app(self) -> str:
+        """String: the identity of the application that this prefix belongs to."""
         return self._key("app")
 
     @property
     def entries(self) -> str:
+        """Hash: entry -> how far it is decided, and its numbers (JSON)."""
         return self._key("entries")
 
     @property
     def unfinished(self) -> str:
+        """Sorted set: tick keys that a leader has to look after, by time in Unix ms."""
         return self._key("unfinished")
 
     @property
     def counts(self) -> str:
+        """Hash: totals of what was decided."""
         return self._key("counts")
 
     @property
     def observed(self) -> str:
+        """Hash: task -> newest epoch that this task has seen."""
         return self._key("observed")
 
     @property
     def replicas(self) -> str:
+        """Sorted set: holder -> when it was seen last, in Unix seconds."""
         return self._key("replicas")
 
     @property
     def releases(self) -> str:
+        """Hash: holder -> its release, and whether it stands for election (JSON)."""
         return self._key("releases")
 
     @property
     def events(self) -> str:
+        """Stream: what was decided, capped."""
         return self._key("events")
 
     @property
     def definitions(self) -> str:
+        """Hash: entry -> the fingerprints of its schedules, and from when until when each held (JSON)."""
         return self._key("definitions")
 
     @property
     def paused(self) -> str:
+        """Hash: entry, or '' for all -> its pauses (JSON)."""
         return self._key("paused")
 
     @property
     def requests(self) -> str:
+        """Hash: id -> request (JSON)."""
         return self._key("requests")
 
     @property
@@ -97,6 +112,7 @@ class Keys:
 
     @property
     def released(self) -> str:
+        """String: the epoch whose leader released the lease last."""
         return self._key("released")
 
     @property
@@ -109,6 +125,7 @@ class Keys:
         return self._key(f"alive:{holder}")
 
     def slot(self, tick_key: str) -> str:
+        """Hash: the record of a slot."""
         return self._key(f"slot:{tick_key}")
 
     def unsent(self, entry: str) -> str:
@@ -180,9 +197,9 @@ class Store:
     ) -> tuple[Any, int, str]:
         """Run a script, and wait until so many `replicas` of the server have what was written before its end.
 
-        Waits `within` seconds at most. Both go over one connection, in one round trip: the server counts for the
-        connection that wrote. Returns the script's answer, how many Redis replicas have it, and why the server refused to
-        wait, if it did; what is written is written all the same.
+        Waits `within` seconds at most. Both go over one connection, in one round trip: the server counts for
+        the connection that wrote. Returns the script's answer, how many Redis replicas have it, and why the
+        server refused to wait, if it did; what is written is written all the same.
 
         Raises:
             StoreUnavailable: no answer; the script may or may not have run.
@@ -257,6 +274,7 @@ class Store:
         return slot_from_us(seconds * 1_000_000 + microseconds)
 
     def text(self, key: str) -> str | None:
+        """A string; None where there is none."""
         with self._translated(f"GET {key}"):
             value: str | None = self._client.get(key)
         return value

@@ -1,9 +1,9 @@
 """Subscriptions: messages of some channels, and how many listen to one.
 
-In a cluster, the channels are sharded where the server has that (7.0): they live on the node that has our keys, and
-that node says so when it no longer is the one. An older cluster carries plain messages to all nodes and counts the
-subscribers of each node apart; all replicas subscribe at the same node, so its count will do. What publishes does
-both (see `release.lua`).
+In a cluster, the channels are sharded where the server has that (7.0): they live on the node that has our
+keys, and that node says so when it no longer is the one. An older cluster carries plain messages to all nodes
+and counts the subscribers of each node apart; all replicas subscribe at the same node, so its count will do.
+What publishes does both (see `release.lua`).
 """
 
 from __future__ import annotations

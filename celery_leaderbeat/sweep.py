@@ -29,8 +29,8 @@ class Sweep:
     A slot that was given back, or that an older epoch claimed for an entry that prefers a duplicate, is taken
     up again. One that an older epoch claimed for an entry that prefers a missed slot counts as missed, once
     that epoch's leader can't publish it any more: its trust ended before this term began, and what it had
-    under way then is over after the grace. A run whose lease is over has died: its slot is taken up again as the
-    next attempt (`on_crash: "rerun"`), abandoned, or left to the broker's redelivery.
+    under way then is over after the grace. A run whose lease is over has died: its slot is taken up again as
+    the next attempt (`on_crash: "rerun"`), abandoned, or left to the broker's redelivery.
 
     Parameters:
         app: the sender of signals.

@@ -1,9 +1,9 @@
 """`FencedTask`: the worker's side, which refuses what a superseded leader sent.
 
-The guard sits in `__call__`, around the body and inside everything that users override. Before the body it asks
-the ledger to begin the slot that the message is stamped for; after it, it tells how the run ended. While the
-body runs, one thread per process renews the run leases, so that the ledger can tell a long run from a dead
-worker.
+The guard sits in `__call__`, around the body and inside everything that users override. Before the body it
+asks the ledger to begin the slot that the message is stamped for; after it, it tells how the run ended. While
+the body runs, one thread per process renews the run leases, so that the ledger can tell a long run from a
+dead worker.
 """
 
 from __future__ import annotations
@@ -173,7 +173,9 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
             _current.reset(token)
 
     def _begin(self, stamp: Stamp, run: str) -> Runs | None:
-        """Begin the slot. The process's runs, or None for a run that couldn't be verified and runs all the same.
+        """Begin the slot.
+
+        The process's runs, or None for a run that couldn't be verified and runs all the same.
 
         Raises:
             Ignore, Reject: the message is refused or put off.
@@ -265,8 +267,8 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
     def _put_off(self, stamp: Stamp, verdict: Verdict) -> None:
         """Send the message again for later, and end this one. The task's own retries aren't used up.
 
-        Where the broker doesn't take it either, the worker keeps trying: a message that is acknowledged already
-        exists only here. One that isn't goes back to the queue after a while.
+        Where the broker doesn't take it either, the worker keeps trying: a message that is acknowledged
+        already exists only here. One that isn't goes back to the queue after a while.
         """
         request = self.request
         seconds = min(verdict.seconds, _held_at_most(self.app))

@@ -26,7 +26,8 @@ class Watch:
     def outlives(self, remaining: int, now: float) -> bool:
         """Whether nobody has renewed the lease for a whole TTL, and it hasn't lapsed: `remaining` is in ms.
 
-        So it is when the server's clock, by which leases lapse, was set back, and the holder is dead or frozen.
+        So it is when the server's clock, by which leases lapse, was set back, and the holder is dead or
+        frozen.
         """
         if not self.term.ttl or remaining <= self.term.ttl * 1000:
             self._long_since = None

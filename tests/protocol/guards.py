@@ -136,10 +136,10 @@ GUARDS = [
         "if lost then",
         None,
     ),
-    Guard("restore_pauses", "lease check", "if held ~= ARGV[1] then", "if false then", None),
-    Guard("restore_pauses", "the same pause", "(span.since == remembered.since and span)", "false", None),
+    Guard("recall_pauses", "lease check", "if held ~= ARGV[1] then", "if false then", None),
+    Guard("recall_pauses", "the same pause", "(span.since == remembered.since and span)", "false", None),
     Guard(
-        "restore_pauses",
+        "recall_pauses",
         "never longer",
         "elseif ends and (not stored['until'] or tonumber(stored['until']) > tonumber(ends)) then",
         "elseif stored['until'] ~= ends then",

@@ -56,7 +56,7 @@ CONTRACTS = {
     "release": (test_election,),
     "renew": (test_election,),
     "renew_run": (test_finish, test_crash),
-    "restore_pauses": (test_pause,),
+    "recall_pauses": (test_pause,),
     "resume": (test_pause,),
     "retreat": (test_retreat,),
     "write_off": (test_write_off,),

@@ -300,7 +300,7 @@ def test_pauses_that_are_long_over_are_forgotten(ground: Ground) -> None:
 def _put_back(ground: Ground, *pauses: Pause, entry: str = ENTRY) -> int:
     value = ground.client.get(ground.keys.lease)
     term = Term.read(value) if value else ground.elect()
-    return ground.ledger.restore_pauses(term, {entry: pauses})
+    return ground.ledger.recall_pauses(term, {entry: pauses})
 
 
 def test_a_pause_that_is_gone_is_put_back_with_its_note(ground: Ground) -> None:
@@ -309,7 +309,7 @@ def test_a_pause_that_is_gone_is_put_back_with_its_note(ground: Ground) -> None:
     ground.client.delete(ground.keys.paused)
     assert _put_back(ground, *before) == 1
     assert ground.orders.look()[0] == {ENTRY: before}
-    assert ground.told()[-1] == "pause_restored"
+    assert ground.told()[-1] == "pause_recalled"
     assert ground.ask(ground.next_term(), 1) == ["paused"]
 
 
@@ -343,5 +343,5 @@ def test_no_pause_is_put_back_without_the_lease(ground: Ground) -> None:
     ground.lapse()
     before = ground.everything()
     with pytest.raises(NotLeading):
-        ground.ledger.restore_pauses(late, {ENTRY: [Pause(slot(1))]})
+        ground.ledger.recall_pauses(late, {ENTRY: [Pause(slot(1))]})
     assert ground.everything() == before

@@ -15,7 +15,7 @@ if held ~= ARGV[1] then
   return {0, held or ''}
 end
 
-local restored = 0
+local recalled = 0
 
 for i = 2, #ARGV, 2 do
   local spans, changed = pauses_of(redis.call('HGET', KEYS[2], ARGV[i])), false
@@ -35,8 +35,8 @@ for i = 2, #ARGV, 2 do
   if changed then
     table.sort(spans, function(one, other) return tonumber(one.since) < tonumber(other.since) end)
     redis.call('HSET', KEYS[2], ARGV[i], cjson.encode(spans))
-    event('pause_restored', 'entry', ARGV[i])
-    restored = restored + 1
+    event('pause_recalled', 'entry', ARGV[i])
+    recalled = recalled + 1
   end
 end
-return {1, restored}
+return {1, recalled}
