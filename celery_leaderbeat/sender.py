@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 #: Wait before a slot whose claim Redis refused is tried again.
 _REFUSED = timedelta(minutes=1)
+#: Longest that a standby's tick waits for the ledger, in seconds.
+_STANDBY_PATIENCE = 0.5
 #: Bounds of the wait before an entry whose message wasn't taken is tried again, in seconds.
 _NOT_TAKEN = (0.1, 60.0)
 
@@ -114,6 +116,16 @@ class Sender:
     def settle(self) -> None:
         """Tell the ledger what it couldn't be told. Raises `StoreError` while it can't."""
         self._debts.settle()
+
+    def settle_standing_by(self) -> None:
+        """The same, where the tick of a standby mustn't wait for an answer that doesn't come."""
+        if not self._debts.open():
+            return
+        ledger = Ledger(self._settings, min(self._settings.publish_timeout, _STANDBY_PATIENCE))
+        try:
+            self._debts.settle(ledger)
+        finally:
+            ledger.close()
 
     # -- claim, publish, and what became of it -------------------------------------------------------------
 
