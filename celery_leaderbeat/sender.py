@@ -50,8 +50,8 @@ logger = logging.getLogger(__name__)
 
 #: Wait before a slot whose claim Redis refused is tried again.
 _REFUSED = timedelta(minutes=1)
-#: Longest that a standby's tick waits for the ledger, in seconds.
-_STANDBY_PATIENCE = 0.5
+#: Longest that a standby waits for one answer, in seconds: with connecting it stays below a second.
+_STANDBY_PATIENCE = 0.4
 #: Bounds of the wait before an entry whose message wasn't taken is tried again, in seconds.
 _NOT_TAKEN = (0.1, 60.0)
 

@@ -92,7 +92,6 @@ class _Stage:
             shadow=Shadow(),
             trusts=lambda term: True,
             progress=lambda: None,
-            shadow=SimpleNamespace(claimed=lambda key: None, settled=lambda key: None),
             proven=self._prove,
             step_down=lambda term, reason: self.stepped_down.append(reason),
         )
