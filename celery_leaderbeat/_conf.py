@@ -107,7 +107,7 @@ class Source:
         return SettingsError(f"{self.spelling(name)} is {_shown(value)}: {rule}.")
 
     def seconds(self, name: str, default: float) -> float:
-        """A duration above 0: a number of seconds, also as text (from an environment variable), or a timedelta."""
+        """A duration above 0: a number of seconds, also as text (from the environment), or a timedelta."""
         value = self.raw(name)
         if value is None:
             return default

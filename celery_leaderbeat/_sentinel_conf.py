@@ -42,7 +42,7 @@ def with_sentinel_options(
         transport_setting: Celery's setting with the options of this connection; empty for a URL of our own.
 
     Raises:
-        SettingsError: the name of the primary is missing, or an option can't be used. No password gets into it.
+        SettingsError: the name of the primary is missing, or an option can't be used. It holds no password.
     """
     own = source.mapping("redis_options")
     own_setting = source.spelling("redis_options")

@@ -1,4 +1,4 @@
-"""The arguments of the functions in `singleton`: the job, its name and slot, and numbers, checked before anything runs."""
+"""The arguments of the functions in `singleton`, checked before anything runs: job, name, slot, numbers."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def leaderbeat() -> None:
 @leaderbeat.command()
 @click.pass_context
 def status(ctx: click.Context) -> None:
-    """Show who leads, the replicas seen lately, pauses, open requests, where each entry stands, and the totals."""
+    """Show who leads, the replicas seen lately, pauses, open requests, where entries stand, and the totals."""
     project = Project(ctx.obj.app)
     ledger = project.ledger
     pauses, requests = project.orders.look()

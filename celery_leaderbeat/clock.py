@@ -45,7 +45,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class _Bounds:
-    """When the monotonic clock showed `monotonic`, the server's clock showed `server`, or up to `width` more."""
+    """When the monotonic clock showed `monotonic`, the server's showed `server`, or up to `width` more."""
 
     server: float
     monotonic: float
@@ -87,7 +87,7 @@ class FleetClock:
 
     @property
     def offset(self) -> float:
-        """How far the server's clock is ahead of this host's wall clock at least, in seconds; 0 while not measured.
+        """Least by which the server's clock is ahead of this host's wall clock, in seconds; 0 while not measured.
 
         Negative where it is behind. What a slow round trip may explain doesn't count.
         """
@@ -99,7 +99,7 @@ class FleetClock:
 
     @property
     def shift(self) -> float:
-        """How far the fleet's clock is ahead of the monotonic one, in seconds: it changes where the clock steps."""
+        """How far the fleet's clock is ahead of the monotonic one, in seconds; it changes as the clock steps."""
         bounds = self._bounds
         if self.source == "redis" and bounds is not None:
             return bounds.server - bounds.monotonic

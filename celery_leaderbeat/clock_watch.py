@@ -71,7 +71,7 @@ class StepWatch:
         self._shift = clock.shift
 
     def step(self) -> float:
-        """By how many seconds the clock stepped since the last look; 0 for what a tick that came late would do, too."""
+        """By how many seconds the clock stepped since the last look; 0 for what a late tick would do, too."""
         before, self._shift = self._shift, self._clock.shift
         step = self._shift - before
         if abs(step) <= _STEP:

@@ -42,8 +42,8 @@ class Comparison:
 
         Parameters:
             term: of the leader.
-            leaders: fingerprints of the entries that the ledger shows. The leader writes its entries down shortly
-                after its election: where they aren't there yet, they are to be looked at again.
+            leaders: fingerprints of the entries that the ledger shows. The leader writes its entries down
+                shortly after its election: where they aren't there yet, they are to be looked at again.
         """
         self._tries += 1
         known = schedule_fingerprint(leaders) == term.fingerprint

@@ -169,7 +169,7 @@ class Fields:
                 yield month + days[index]
 
     def _months(self, first: int, last: int, backwards: bool = False) -> Iterator[tuple[int, list[int]]]:
-        """The named months that have days from `first` to `last`: first day, and how far the named days are from it."""
+        """The named months with days from `first` to `last`: first day, and how far the named days are from it."""
         if first > last:
             return
         begin, end = date.fromordinal(first + _UNIX_EPOCH_DAY), date.fromordinal(last + _UNIX_EPOCH_DAY)

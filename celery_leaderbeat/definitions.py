@@ -45,7 +45,7 @@ class Definition:
 
 
 def parse_definitions(text: str | None) -> list[Definition]:
-    """The definitions in one field of the `definitions` hash, the oldest first; none for an empty one or None.
+    """The definitions in one field of the `definitions` hash, oldest first; none for an empty one or None.
 
     The field is a JSON list of objects: `fingerprint`, and `since` and `until` in microseconds since the Unix
     epoch, as numbers or as text; the last one's `until` may be missing.

@@ -86,7 +86,7 @@ class LedgerReader:
         """What became of each slot of an entry in (since, until], as far as it has come due.
 
         Parameters:
-            current: the entry's schedule, for those that can't be computed from their fingerprint (solar, custom).
+            current: the entry's schedule, for those that no fingerprint computes (solar, custom).
 
         Raises:
             StoreError: the ledger doesn't answer.
@@ -152,7 +152,10 @@ class LedgerReader:
         return sum(slot.end not in ("done", "skipped", "forgotten") for slot in audited)
 
     def events(self, after: str = "", most: int = 1000) -> list[tuple[str, dict[str, str]]]:
-        """What was decided, oldest first: ids (`<ms since the Unix epoch>-<n>`) and fields, later than the id `after`."""
+        """What was decided later than the id `after`, oldest first: ids and fields.
+
+        An id is `<ms since the Unix epoch>-<n>`.
+        """
         return self.store.events(after, most)
 
     def _traces(self, entry: str, since: datetime, until: datetime) -> set[datetime]:

@@ -299,7 +299,7 @@ class Ledger(LedgerReader):
         return states
 
     def unfinished(self) -> list[SlotRecord | str]:
-        """Slots that a leader has to look after now; a bare tick key where the record is gone or unreadable."""
+        """Slots that a leader has to look after now; a bare tick key where no record can be read."""
         keys = self.store.due_members(self._keys.unfinished)
         return [record or key for key, record in self.slots(keys).items()]
 

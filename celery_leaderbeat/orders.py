@@ -71,7 +71,7 @@ class Orders:
         return bool(ended)
 
     def run_now(self, entry: str) -> str:
-        """Ask for a run of the entry, for a slot of its own at the server's time now; returns its tick key."""
+        """Ask for a run of the entry, for a slot of its own at the server's time; returns its tick key."""
         now = slot_from_us(int(self._ask("run", entry, "", "", False)))
         return tick_key(entry, now)
 

@@ -226,7 +226,7 @@ class _Judge:
         self._paused = pauses.in_force(now) is not None
 
     def holds(self, item: Due) -> bool:
-        """Whether nothing is to be decided about a slot now, because a pause is in force that it came before."""
+        """Whether nothing is to be decided about a slot now, as a pause is in force that it came before."""
         return self._paused and self._pauses.covers(item.at) is None
 
     def unsent(self, item: Due) -> tuple[type[Miss] | type[Skip], str] | None:

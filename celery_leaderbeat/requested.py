@@ -1,4 +1,4 @@
-"""The leader's part of requests: slots that somebody asked for are sent, whatever the entry's policy and pauses.
+"""The leader's part of requests: slots that somebody asked for are sent, whatever policy and pauses say.
 
 A request stays in Redis until each of its slots has been claimed, or needn't be. So a leader that comes in
 between goes through it again, and finds by the slots' records, which name the request, what has been done.

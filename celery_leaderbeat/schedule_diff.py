@@ -22,7 +22,7 @@ def schedule_fingerprint(fingerprints: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class ScheduleDiff:
-    """What the leader's schedule has more, has not, and has otherwise than one's own: names of entries, sorted."""
+    """What the leader's schedule has more, has not, and has otherwise than one's own: sorted names."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]

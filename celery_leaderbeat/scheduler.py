@@ -1,4 +1,4 @@
-"""The scheduler that `celery beat -S celery_leaderbeat.Scheduler` runs: Celery's, with its tick gated by the lease.
+"""The scheduler of `celery beat -S celery_leaderbeat.Scheduler`: Celery's, its tick gated by the lease.
 
 Constructing it opens no connection and starts no thread, with `lazy=True` (the banner) or without; everything
 is started by the first `tick()`, in the process that ticks, and started anew after a fork.

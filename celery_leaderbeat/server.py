@@ -112,7 +112,7 @@ class ServerCheck:
         self._done = False
 
     def once(self, now: float) -> None:
-        """Warn of what the operator should know, the first time that the server says it; `now` is its time."""
+        """Warn of what the operator should know, once the server has said it; `now` is its time."""
         if self._done:
             return
         try:

@@ -73,7 +73,7 @@ class Settings:
         renew_interval: time from one renewal to the next.
         fast_failover: take over from a leader whose subscription is gone, before its lease lapses.
         stall_timeout: a tick loop that takes longer than this is no longer renewed.
-        publish_timeout: longest that one publish may take, with connecting to the broker if that has to be done first.
+        publish_timeout: longest that one publish may take, with connecting to the broker if need be.
         run_lease: how long a worker may be frozen or cut off before its run counts as dead.
         policy: the defaults for the policies of all entries.
         slot_retention: how long the record of a slot is kept at least.
@@ -111,7 +111,7 @@ class Settings:
 
     @property
     def silence(self) -> float:
-        """Seconds without a sign of life from the broker after which a leader leaves the lead to another replica.
+        """Seconds without a sign of life from the broker after which a leader leaves the lead to another.
 
         Half the TTL, so that with a publish that hangs at the wrong moment another one leads within the TTL.
         """

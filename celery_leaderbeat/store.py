@@ -226,7 +226,10 @@ class Store:
         return answers
 
     def replicas(self, wanted: int, within: float) -> int:
-        """How many replicas have what this connection wrote last; waits `within` seconds at most for as many as `wanted`."""
+        """How many Redis replicas have what this connection wrote last.
+
+        Waits `within` seconds at most for as many as `wanted`.
+        """
         with self._translated("WAIT"):
             return int(self._client.execute_command("WAIT", wanted, round(within * 1000)))
 
@@ -249,7 +252,7 @@ class Store:
         return call
 
     def look(self, subscribers_of: str | None = None) -> Look:
-        """Look at the lease, the server's clock, what the shadow follows, and how many subscribe to a channel."""
+        """Look at the lease, the server's clock, what the shadow follows, and a channel's subscribers."""
         with self._translated("a look at the lease"), self._client.pipeline(transaction=False) as pipe:
             pipe.get(self.keys.lease).pttl(self.keys.lease).time()
             pipe.hgetall(self.keys.counts).hgetall(self.keys.paused)
@@ -329,7 +332,7 @@ class Store:
         return found
 
     def due_members(self, key: str) -> list[str]:
-        """The members of a sorted set whose score, in ms since the Unix epoch, has come; lowest score first."""
+        """The members of a sorted set whose score, in Unix ms, has come; lowest score first."""
         return self.members_until(key, self.now().timestamp())
 
     def members_until(self, key: str, at: float) -> list[str]:

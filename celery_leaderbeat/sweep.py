@@ -1,4 +1,4 @@
-"""Looking after slots: those that earlier leaders claimed and didn't confirm, or gave back, and runs that died."""
+"""Looking after slots that earlier leaders claimed without a confirm, or gave back, and runs that died."""
 
 from __future__ import annotations
 

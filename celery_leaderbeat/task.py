@@ -76,7 +76,7 @@ class Tick:
 
     @property
     def fence(self) -> int:
-        """One number for epoch and attempt, for guarded writes: of two runs for a slot, the newer has the higher.
+        """One number for epoch and attempt, for guarded writes: of two runs for a slot, the newer has more.
 
         It fits into a column of 64 bits.
         """
@@ -222,7 +222,7 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
         return runs
 
     def _maybe_redelivered(self, stamp: Stamp) -> bool:
-        """Whether the broker may have delivered this message before, to a worker that didn't acknowledge it."""
+        """Whether a worker may have had this message before, without acknowledging it."""
         if not self.acks_late:
             return False
         if stamp.put_off or (self.request.delivery_info or {}).get("redelivered"):

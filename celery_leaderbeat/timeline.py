@@ -97,7 +97,7 @@ def backlog(
 
 
 def can_count(schedule: Any) -> bool:
-    """Whether slots of the schedule are counted without a walk over them: those of intervals and crontabs are."""
+    """Whether slots of the schedule are counted without a walk, as those of intervals and crontabs are."""
     return kind_of(schedule) in ("interval", "crontab")
 
 
