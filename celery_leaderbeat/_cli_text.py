@@ -161,7 +161,10 @@ def audit_lines(audit: Audit, only: str | None) -> Iterator[str]:
     if audit.known_since is None:
         yield "The ledger knows no schedule of this entry: only slots that left a trace are listed."
     elif audit.known_since > audit.since:
-        yield f"The ledger knows the entry's schedule since {slot_text(audit.known_since)}: nothing before is listed."
+        yield (
+            f"The ledger knows the entry's schedule since {slot_text(audit.known_since)}: of the time before, only "
+            "slots that left a trace are listed."
+        )
     for definition in audit.not_computed:
         yield (
             f"From {slot_text(definition.since)} on, the schedule was {definition.fingerprint}, which can't be "

@@ -39,6 +39,7 @@ class BrokerWatch:
         self._silence = silence
         self._step_down = step_down
         self._failing: tuple[float, str] | None = None
+        self._told = False
         self._unsent_since: float | None = None
         self._failures = 0
         self._hold_until = 0.0
@@ -52,15 +53,17 @@ class BrokerWatch:
 
     def heard(self) -> None:
         """The broker has answered."""
-        failing, self._failing = self._failing, None
-        if failing is not None:
+        self._failing = None
+        if self._told:
+            self._told = False
             logger.info("The broker answers again.", extra={"action": "broker_available"})
 
     def failed(self, since: float, reason: str) -> None:
         """What was asked of the broker at `since` (monotonic) came to nothing."""
         # Read once: the other thread may hear the broker meanwhile.
         failing = self._failing
-        if failing is None:
+        if not self._told:
+            self._told = True
             logger.warning(
                 "The broker is out of reach: %s. Trying again until it answers.",
                 reason,

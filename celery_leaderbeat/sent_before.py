@@ -23,23 +23,29 @@ class SentBefore:
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
-        self._outcomes: dict[str, tuple[int, Outcome]] = {}
+        self._outcomes: dict[str, tuple[int, int, Outcome]] = {}
 
     def note(self, message: Message, outcome: Outcome) -> None:
         """The message has this outcome. One that is to be sent again isn't remembered."""
         if outcome.kind == "sent" or (outcome.kind == "unknown" and message.prefer != "duplicate"):
-            self._outcomes[message.key] = (message.stamp.attempt, outcome)
+            self._outcomes[message.key] = (message.stamp.attempt, message.stamp.epoch, outcome)
             if len(self._outcomes) > self._most:
                 del self._outcomes[next(iter(self._outcomes))]
 
     def settles(self, message: Message) -> bool:
         """Whether the message has an outcome already, which is then set, and isn't to be published.
 
-        What somebody has asked for is published all the same.
+        What somebody has asked for is published all the same. So is, under a newer epoch, what prefers a
+        duplicate: workers may have refused the older message, since another leader had claimed the slot meanwhile.
+        What prefers to be missed is then in doubt.
         """
-        attempt, outcome = self._outcomes.get(message.key, (0, None))
+        attempt, epoch, outcome = self._outcomes.get(message.key, (0, 0, None))
         if outcome is None or attempt != message.stamp.attempt or message.request:
             return False
+        if epoch != message.stamp.epoch:
+            if message.prefer == "duplicate":
+                return False
+            outcome = Outcome("unknown", f"it was sent under epoch {epoch}, and Redis has lost that since")
         if not message.handling.take():
             return False
         message.settle(outcome)

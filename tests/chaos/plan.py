@@ -167,6 +167,5 @@ def _detail(chance: random.Random, kind: str, target: str) -> str:
 
 def kinds_for(topology: str) -> tuple[str, ...]:
     """The kinds of faults that make sense over a topology (`standalone`, `sentinel`)."""
-    # A flush has to be asked for: what was claimed and not yet published when the records go is lost unsaid.
-    left_out = {"flush"} | {"sentinel": {"redis restart"}, "standalone": {"failover"}}[topology]
+    left_out = {"sentinel": {"redis restart"}, "standalone": {"failover"}}[topology]
     return tuple(kind for kind in KINDS if kind not in left_out)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from celery_leaderbeat.broker_watch import BrokerWatch
@@ -130,3 +132,15 @@ def test_a_failure_is_noted_whatever_the_other_thread_hears_meanwhile() -> None:
     watch.failed(1.0, "no answer")
     watch.not_sent(2.0, Outcome("unknown", "no confirm"))
     assert watch._seen == (1.0, "no confirm")
+
+
+def test_an_outage_is_told_once_and_so_is_its_end_whatever_terms_begin_in_between(
+    watched: _Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            watched.looks(2, fails=True)
+            watched.watch.begin()
+        watched.looks(2)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert "answers again" in caplog.records[-1].getMessage()

@@ -14,8 +14,8 @@ from celery_leaderbeat.tick import Stamp, tick_key
 SLOT = datetime(2026, 10, 2, 3, tzinfo=timezone.utc)
 
 
-def message(entry: str = "job", attempt: int = 1, **fields: Any) -> Message:
-    stamp = Stamp(key=tick_key(entry, SLOT), entry=entry, slot=SLOT, epoch=7, attempt=attempt)
+def message(entry: str = "job", attempt: int = 1, epoch: int = 7, **fields: Any) -> Message:
+    stamp = Stamp(key=tick_key(entry, SLOT), entry=entry, slot=SLOT, epoch=epoch, attempt=attempt)
     values = {
         "task": "t",
         "task_id": "id",
@@ -53,6 +53,16 @@ def test_a_duplicate_that_is_preferred_is_sent_again_and_so_is_what_was_asked_fo
     assert not known.settles(message(prefer="duplicate"))
     known.note(message(), Outcome("sent"))
     assert not known.settles(message(request="id"))
+
+
+def test_under_a_newer_epoch_what_prefers_a_duplicate_is_sent_again_and_the_other_is_in_doubt() -> None:
+    """Another leader may have claimed the slot in between, so that workers have refused the older message."""
+    known = SentBefore()
+    known.note(message(), Outcome("sent"))
+    assert not known.settles(message(epoch=8, prefer="duplicate"))
+    again = message(epoch=8)
+    assert known.settles(again)
+    assert again.outcome == Outcome("unknown", "it was sent under epoch 7, and Redis has lost that since")
 
 
 def test_a_message_that_another_handles_is_left_to_it() -> None:
