@@ -19,6 +19,8 @@ __all__ = ["Verdict", "judge"]
 
 #: Ends at which nothing is left to do.
 _FINAL = ("done", "failed", "abandoned", "missed", "skipped", "refused")
+#: So far back slots are asked for.
+_BEFORE = timedelta(hours=1)
 #: Seconds within which a run has come to its end, whatever happens to it.
 _A_RUN = 200.0
 #: Ends of slots of which a message has left.
@@ -53,7 +55,9 @@ def judge(world: World, until: datetime, after: datetime | None = None) -> Verdi
         audit = ledger.audit(name, since, until)
         verdict.ends.update(audit.counts)
         verdict.broken += _uncounted(name, entry, audit)
-        held_up = False
+        # What somebody has asked for may be of the time before the world began.
+        earlier = ledger.audit(name, since - _BEFORE, since).slots
+        held_up = any(_Slot(slot, entry, world.journal, [], False).holds_up for slot in earlier)
         for slot in audit.slots:
             if after is not None and slot.slot <= after:
                 continue
