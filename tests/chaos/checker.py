@@ -333,6 +333,9 @@ class _Slot:
             if self.faults.lost_data_and_leader(self.called.slot - 15, max(t for _, t in reasons)):
                 # docs/data-loss.md: "If it died together with the data, the gap is missed".
                 self._allow("missed: Redis lost its data while its leader was struck")
+            elif self.entry.overlap == "queue":
+                # docs/data-loss.md: "Slots that had been given back, and waited to be sent: missed".
+                self._allow("missed: Redis lost its data while it waited for its turn")
             else:
                 kind = "lost" if self.entry.prefer == "duplicate" else "unexplained"
                 yield kind, f"missed: {LOST}, and its leader was well"

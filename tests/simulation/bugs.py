@@ -29,8 +29,6 @@ class Bug:
         instead: what stands there without the guard.
         guard: the name under which `tests/protocol/guards.py` has the same guard, where it has it; of a function, a unit
             test that needs it.
-        first: a seed near which a story finds the bug, so that it is looked for from there on; 0 where it takes too many
-            stories to be looked for each time.
     """
 
     name: str
@@ -38,7 +36,6 @@ class Bug:
     text: str
     instead: str
     guard: str = ""
-    first: int = 0
 
     def plant(self, patch: pytest.MonkeyPatch) -> None:
         """Take the guard out until the patch is undone."""
@@ -74,14 +71,12 @@ BUGS = (
         "if held ~= ARGV[1] then",
         "if false then",
         "lease check",
-        first=13,
     ),
     Bug(
         "the epoch's floor",
         "elect",
         "math.max(stored + 1, tonumber(ARGV[3]) + 1, tonumber(now[1]))",
         "stored + 1",
-        first=13,
     ),
     Bug(
         "the compare in release",
@@ -89,24 +84,19 @@ BUGS = (
         "if redis.call('GET', KEYS[1]) ~= ARGV[1] then",
         "if false then",
         "lease compare",
-        first=478,
     ),
-    Bug(
-        "the compare in renew", "renew", "if held ~= ARGV[1] then", "if false then", "lease compare", first=13
-    ),
+    Bug("the compare in renew", "renew", "if held ~= ARGV[1] then", "if false then", "lease compare"),
     Bug(
         "the trust window's begin and margin",
         Lease._trust,
         "sent + self._settings.lease_ttl - self._settings.margin",
         "self._monotonic() + self._settings.lease_ttl",
-        first=1,
     ),
     Bug(
         "the trust before each publish",
         Sender._publish,
         "allowed=lambda: self._elector.trusts(batch.term)",
         "allowed=lambda: True",
-        first=184,
     ),
     Bug(
         "begin's epoch check",
@@ -114,7 +104,6 @@ BUGS = (
         "if epoch < (tonumber(record[2]) or 0) and state ~= 'returned'",
         "if false and state ~= 'returned'",
         "epoch",
-        first=334,
     ),
     Bug(
         "begin's attempt check",
@@ -129,7 +118,6 @@ BUGS = (
         "elseif left > 0 then",
         "elseif false then",
         "run lease of the other",
-        first=45,
     ),
     Bug(
         "begin's refusal of what has ended",
@@ -137,7 +125,6 @@ BUGS = (
         "return refuse('the slot is ' .. state)",
         "",
         "ended",
-        first=5,
     ),
     Bug(
         "finish's run check",
@@ -145,7 +132,6 @@ BUGS = (
         "if record[2] ~= ARGV[1] or record[1] == 'abandoned' then",
         "if not record[2] then",
         "run",
-        first=45,
     ),
     Bug(
         "give-back's compare of epoch and batch",
@@ -175,7 +161,6 @@ BUGS = (
         "    if ahead then",
         "    ahead = true\n    if ahead then",
         "last decided",
-        first=78,
     ),
     Bug(
         "crash's limit of attempts",
@@ -183,7 +168,6 @@ BUGS = (
         "record[3] == 'rerun' and attempt < (tonumber(record[5]) or 1)",
         "record[3] == 'rerun'",
         "attempts",
-        first=5,
     ),
     Bug("crash's run lease check", "crash", "elseif now < ends then", "elseif false then", "run lease"),
     Bug("renew_run's run check", "renew_run", " and record[2] == ARGV[i] then", " then", "run"),

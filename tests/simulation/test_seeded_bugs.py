@@ -1,9 +1,9 @@
 """Seeded bugs: with a guard taken out, one of the tests finds out, and soon.
 
-Each bug is planted alone. In a run of all tests, the short random stories have to find it within a few dozen,
-from a seed on that is known to be near; and with the guard in its place that story has to be a good one. With `LEADERBEAT_EXHAUSTIVE=1` (`make simulate-bugs`) they are told from the
-first seed on, and the other nets are cast as well: the stories of the crash points, the interleavings of the scripts,
-and the scripts' contract tests.
+Each bug is planted alone. With `LEADERBEAT_EXHAUSTIVE=1` (`make simulate-bugs`) all nets are cast: the short random
+stories from the first seed on, the stories of the crash points, the interleavings of the scripts, and the scripts'
+contract tests. In a run of all tests, `tests/protocol/test_guards.py` takes out the same guards of the scripts. (Which seed
+finds a bug changes with each question that replicas ask of Redis, so no seed is kept.)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.unit import test_sweep
 EXHAUSTIVE = os.environ.get("LEADERBEAT_EXHAUSTIVE", "").lower() in ("1", "true", "yes")
 
 #: Stories that may be told until a bug is found.
-_NEAR, _SEEDS = 30, 2000
+_SEEDS = 1000
 #: No story of the crash points has so many of them.
 _POINTS = 70
 _MIXES = [
@@ -108,15 +108,10 @@ def _nets(bug: Bug, frozen: FrozenServer, server: RedisServer) -> Iterator[str]:
             yield f"contract ({contract})"
 
 
-@pytest.mark.parametrize("bug", [bug for bug in BUGS if not bug.first], ids=_named)
-def test_a_seeded_bug_that_few_stories_find_is_a_guard_with_a_contract(bug: Bug) -> None:
-    """Each of those guards is shown to be needed by `tests/protocol/test_guards.py`, or by a test of its own."""
-    if isinstance(bug.place, str):
-        assert (bug.place, bug.guard, bug.text) in {
-            (guard.script, guard.name, guard.text) for guard in GUARDS
-        }
-    else:
-        assert bug.guard in vars(test_sweep)
+@pytest.mark.parametrize("bug", [bug for bug in BUGS if isinstance(bug.place, str)], ids=_named)
+def test_a_seeded_bug_of_a_script_is_a_guard_with_a_contract(bug: Bug) -> None:
+    """Each of those guards is shown to be needed by `tests/protocol/test_guards.py`."""
+    assert (bug.place, bug.guard, bug.text) in {(guard.script, guard.name, guard.text) for guard in GUARDS}
 
 
 if EXHAUSTIVE:
@@ -134,18 +129,3 @@ if EXHAUSTIVE:
         nets = list(_nets(bug, frozen_server, one_server))
         tell(f"without {bug.name}: {'; '.join(nets) or 'nothing'}")
         assert nets
-
-else:
-
-    @pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.first], ids=_named)
-    def test_a_seeded_bug_is_found_by_a_few_random_stories(
-        bug: Bug, frozen_server: FrozenServer, monkeypatch: pytest.MonkeyPatch, tell: Callable[[str], None]
-    ) -> None:
-        with monkeypatch.context() as patch:
-            bug.plant(patch)
-            found = _by_seeds(frozen_server, bug.first, _NEAR)
-        assert found is not None
-        seed = bug.first + found.stories - 1
-        with_guard = tell_seed(frozen_server, seed)
-        assert not with_guard.broken, with_guard.about
-        tell(f"without {bug.name}: seed {seed}: {found.wrong[:150]}")
