@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from celery_leaderbeat.errors import StampError
@@ -62,8 +62,8 @@ class Sweep:
         self._doubtful: dict[str, SlotRecord] = {}
         self._dying: dict[str, SlotRecord] = {}
 
-    def run(self) -> bool:
-        """Look once. True while slots are in doubt.
+    def run(self) -> Collection[str]:
+        """Look once. The tick keys of slots that are in doubt still.
 
         Raises:
             NotLeading: the term is over.
@@ -94,11 +94,11 @@ class Sweep:
         self._bury()
         return self._doubt(settled)
 
-    def _doubt(self, settled: list[str]) -> bool:
+    def _doubt(self, settled: list[str]) -> Collection[str]:
         # What was in doubt stays in doubt here until the answer has been seen: it is reported once.
         keys = [*self._doubtful, *settled]
         if not keys:
-            return False
+            return ()
         for key, state in zip(keys, self._ledger.doubt(self._term, keys, self._until), strict=True):
             if state == "wait":
                 continue
@@ -106,7 +106,7 @@ class Sweep:
             if claim is not None and state == "unconfirmed":
                 reason = f"unconfirmed: epoch {claim.epoch} claimed it and was gone before it confirmed it"
                 self._reports.missed(claim.entry, claim.slot, claim.slot, 1, reason)
-        return bool(self._doubtful)
+        return self._doubtful.keys()
 
     def _lost(self, key: str) -> None:
         """Redis has lost the record of a slot that was to be looked after."""
