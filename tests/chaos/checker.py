@@ -333,6 +333,11 @@ class _Slot:
             if self.faults.lost_data_and_leader(self.called.slot - 15, max(t for _, t in reasons)):
                 # docs/data-loss.md: "If it died together with the data, the gap is missed".
                 self._allow("missed: Redis lost its data while its leader was struck")
+            elif self.entry.prefer == "missed" and self.faults.lost_data_and_stayed_away(
+                self.called.slot - 15, max(t for _, t in reasons)
+            ):
+                # The same: "... and the whole outage where it was away".
+                self._allow("missed: Redis lost its data, and was away for longer than its leader's trust")
             elif self.entry.overlap == "queue":
                 # docs/data-loss.md: "Slots that had been given back, and waited to be sent: missed".
                 self._allow("missed: Redis lost its data while it waited for its turn")
@@ -440,7 +445,7 @@ class _Faults:
             process = struck.fault.target.partition(":")[0]
             self._struck[process].append((struck.fault.kind, struck.begun, struck.ended))
         self._workers = [name for name in self._struck if name.startswith("worker")]
-        self._terms = history.terms
+        self._terms = sorted(history.terms, key=lambda term: term.since)
         self._losses = [loss.t for loss in history.losses]
         self.broker_is_redis = history.broker == "redis"
 
@@ -460,13 +465,25 @@ class _Faults:
         return any(self.of(name, since - 1, until) for name in (*self._workers, "ledger"))
 
     def lost_data_and_leader(self, since: float, until: float) -> bool:
-        """Whether Redis lost its data in this time, while something befell whoever led."""
+        """Whether Redis lost its data in this time, while something befell whoever led, or had led a lease before."""
         for lost in self._losses:
             if since <= lost <= until:
-                led = max((term for term in self._terms if term.since <= lost), key=lambda term: term.since)
-                if self.of(led.beat, lost - _LEASE, lost + _LEASE):
-                    return True
+                ends = [term.since for term in self._terms[1:]] + [float("inf")]
+                for led, end in zip(self._terms, ends, strict=True):
+                    if led.since <= lost and end >= lost - _LEASE and self._struck_at(led.beat, lost):
+                        return True
         return False
+
+    def _struck_at(self, process: str, at: float) -> bool:
+        return self.of(process, at - _LEASE, at + _LEASE)
+
+    def lost_data_and_stayed_away(self, since: float, until: float) -> bool:
+        """Whether Redis lost its data in this time, and was away then, so that whoever led lost its trust."""
+        return any(
+            since <= lost <= until
+            and self.of("ledger", lost + 0.01, lost + _LEASE, "redis pause", "redis restart", "failover")
+            for lost in self._losses
+        )
 
     def lost_data(self, since: float, until: float) -> bool:
         """Whether Redis lost its data in this time."""
