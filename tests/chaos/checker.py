@@ -265,7 +265,7 @@ class _Slot:
         if redelivered and self.faults.worker_struck(first, second.t):
             # DESIGN.md, on_crash: "what the broker redelivers runs again once the dead run's lease is over".
             self._allow("redeliveries of acks_late tasks whose worker was struck")
-        elif self.faults.lost_data(first.t - 1, second.t):
+        elif self.faults.lost_data(min(first.t, self.faults.asked_at(second)) - 1, second.t):
             # DESIGN.md, FencedTask: "No record (expired, evicted, flushed): runs, and records itself".
             self._allow("bodies that began again because Redis had lost the record")
         else:
@@ -445,7 +445,7 @@ class _Faults:
             process = struck.fault.target.partition(":")[0]
             self._struck[process].append((struck.fault.kind, struck.begun, struck.ended))
         self._workers = [name for name in self._struck if name.startswith("worker")]
-        self._terms = sorted(history.terms, key=lambda term: term.since)
+        self._terms = history.terms
         self._losses = [loss.t for loss in history.losses]
         self.broker_is_redis = history.broker == "redis"
 
@@ -460,6 +460,17 @@ class _Faults:
         """Whether something befell a body's worker, or the ledger that it reports to, before `until`."""
         return self.of(body.worker, body.t - 1, until) or self.of("ledger", body.t - 1, until)
 
+    def asked_at(self, body: Body) -> float:
+        """When a body's worker asked whether it may run: before a pause that lay between the answer and the body."""
+        return min(
+            (
+                begun
+                for kind, begun, ended in self._struck.get(body.worker, ())
+                if kind == "pause" and begun <= body.t <= ended + 1
+            ),
+            default=body.t,
+        )
+
     def workers_struck(self, since: float, until: float) -> bool:
         """Whether something befell any worker, or Redis, in this time."""
         return any(self.of(name, since - 1, until) for name in (*self._workers, "ledger"))
@@ -468,14 +479,11 @@ class _Faults:
         """Whether Redis lost its data in this time, while something befell whoever led, or had led a lease before."""
         for lost in self._losses:
             if since <= lost <= until:
-                ends = [term.since for term in self._terms[1:]] + [float("inf")]
-                for led, end in zip(self._terms, ends, strict=True):
-                    if led.since <= lost and end >= lost - _LEASE and self._struck_at(led.beat, lost):
+                for led in self._terms:
+                    ours = led.since <= lost and led.until >= lost - _LEASE
+                    if ours and self.of(led.beat, lost - _LEASE, lost + _LEASE):
                         return True
         return False
-
-    def _struck_at(self, process: str, at: float) -> bool:
-        return self.of(process, at - _LEASE, at + _LEASE)
 
     def lost_data_and_stayed_away(self, since: float, until: float) -> bool:
         """Whether Redis lost its data in this time, and was away then, so that whoever led lost its trust."""
