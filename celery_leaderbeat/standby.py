@@ -31,8 +31,10 @@ _LOOK_INTERVAL = 0.5
 #: Longest that a standby waits for its own subscription before it stands for election, in seconds.
 _SUBSCRIBE_FIRST = 0.5
 #: So long a lease that was lost with other data is left to the replica that led last, in seconds; and if that is seen
-#: to live. A replica that has just started leaves an empty ledger to the others as long.
-_COURTESY, _PATIENCE = 0.3, 0.7
+#: to live, which takes part in the election once it is woken.
+_COURTESY, _PATIENCE = 0.3, 2.0
+#: So long a replica that has just started leaves an empty ledger to those that have not.
+_MODESTY = 0.7
 #: So long after Redis was away, others may not have come back yet, in seconds.
 _COMING_BACK = 3.0
 #: Wait before a lease that was left to a newer release is looked at again, in seconds.
@@ -206,7 +208,7 @@ class Standby:
         now = self._clock.monotonic()
         if self._reader.knows_nothing:
             others = (self._store.subscribers(self._store.keys.wake) or 0) > self._listener.subscribed
-            return _PATIENCE if others or now - self._away_at < _COMING_BACK else 0.0
+            return _MODESTY if others or now - self._away_at < _COMING_BACK else 0.0
         if not self._reader.lacks:
             return 0.0
         led_last = self._lease.led_last
