@@ -391,7 +391,7 @@ def test_what_waits_to_be_sent_is_sent_after_a_flush_as_its_leader_lives(
     wait_for(lambda: len(keys_of(scene.beat_publishes())) >= 6, SOON, "slots are sent")
     first.broker_proxy.cut()
     first.wait_for_log("is not sent yet", timeout=SOON)
-    wait_for(lambda: ledger.unfinished(), SOON, "it is given back")
+    wait_for(ledger.unfinished, SOON, "it is given back")
     scene.redis.flushdb()
     first.wait_for_log("Redis has lost the records of", timeout=SOON)
     assert ledger.unfinished()
