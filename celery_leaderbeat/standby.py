@@ -238,4 +238,6 @@ class Standby:
             raise
         if term is None:
             self._watch = None
+        elif self._settings.fast_failover and not watched:
+            self._remarks.is_unseen()
         return term
