@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from celery_leaderbeat.debts import Debt
-from celery_leaderbeat.message import Message, Outcome, seconds_until
+from celery_leaderbeat.expiry import seconds_until
+from celery_leaderbeat.message import Message, Outcome
 from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.records import Claim
 from celery_leaderbeat.term import Term

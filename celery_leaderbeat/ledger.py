@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
@@ -226,10 +226,13 @@ class Ledger(LedgerReader):
         )
         return [str(text) for text in answer]
 
-    def doubt(self, term: Term, keys: Sequence[str], until: float) -> list[str]:
+    def doubt(
+        self, term: Term, keys: Sequence[str], until: float, following: Collection[str] = ()
+    ) -> list[str]:
         """Count older epochs' unconfirmed claims as missed from `until` on (Unix seconds).
 
-        Returns the states.
+        Returns the states. `following` are those of the keys whose slot is its entry's next one after that of the key
+        before it: neighbours are one range.
 
         Raises:
             NotLeading: the lease is gone; nothing was written.
@@ -241,7 +244,12 @@ class Ledger(LedgerReader):
             answer = self.store.run(
                 "doubt",
                 [own.lease, own.unfinished, own.counts, *map(own.slot, chunk)],
-                [term.value, term.epoch, round(until * 1000), *chunk],
+                [
+                    term.value,
+                    term.epoch,
+                    round(until * 1000),
+                    *(text for key in chunk for text in (key, "1" if key in following else "")),
+                ],
             )
             states += [str(text) for text in self._leading(answer)]
         return states

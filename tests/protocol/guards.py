@@ -48,6 +48,13 @@ GUARDS = [
     Guard("elect", "epoch floor: stored", "math.max(stored + 1, ", "math.max(", _MISSED),
     Guard("elect", "epoch floor: highest seen", "tonumber(ARGV[3]) + 1, ", "", None),
     Guard("elect", "epoch floor: server time", ", tonumber(now[1]))", ")", None),
+    Guard(
+        "elect",
+        "why: the latest release",
+        "elseif tonumber(released or '') == stored then",
+        "elseif released then",
+        None,
+    ),
     Guard("elect", "foreign app", "if owner and owner ~= ARGV[4] then", "if false then", None),
     Guard("elect", "newer release", "if newest and ARGV[8] ~= '1' then", "if false then", None),
     Guard(
@@ -407,6 +414,11 @@ GUARDS = [
         "if true then",
         _MISSED,
     ),
+    Guard("doubt", "one range: neighbours", "if not (range and follows and ", "if not (range and ", None),
+    Guard(
+        "doubt", "one range: one leader", "follows and range.epoch == record[2]) then", "follows) then", None
+    ),
+    Guard("doubt", "one range: without a gap", "if not just_now then", "if false then", None),
     Guard("write_off", "lease check", "if held ~= ARGV[1] then", "if false then", _MISSES),
     Guard("write_off", "older epoch", "(tonumber(record[3]) or 0) < tonumber(ARGV[2])", "true", _MISSES),
     Guard(
