@@ -123,9 +123,18 @@ class Translator:
         )
 
     def _hint(self, text: str) -> str:
-        if "CERTIFICATE_VERIFY_FAILED" in text:
+        if "CERTIFICATE_VERIFY_FAILED" not in text:
+            return ""
+        where = "in the URL or in leaderbeat_redis_options"
+        if self._target.sentinel_tls:
+            where += ", or for Sentinels with options of their own in sentinel_kwargs"
+        # As OpenSSL says it, of a host name as of an address.
+        if "certificate is not valid for" in text:
             return (
-                f" The certificate of {self._target.display} isn't trusted: set ssl_ca_certs to the file of its "
-                "certificate authority, in the URL or in leaderbeat_redis_options"
+                f" A certificate of {self._target.display} is for another name: use the name in it, or set "
+                f"ssl_check_hostname to false, {where}. See docs/redis.md, TLS"
             )
-        return ""
+        return (
+            f" The certificate of {self._target.display} isn't trusted: set ssl_ca_certs to the file of its "
+            f"certificate authority, {where}"
+        )
