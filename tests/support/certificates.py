@@ -61,6 +61,15 @@ class Certificates:
             "ssl_check_hostname": False,
         }
 
+    def driver_options(self) -> dict[str, str]:
+        """The same as options of ours, with the locked key and its password."""
+        return {
+            "ssl_ca_certs": str(self.ca),
+            "ssl_certfile": str(self.client),
+            "ssl_keyfile": str(self.client_locked_key),
+            "ssl_password": KEY_PASSWORD,
+        }
+
 
 def make_certificates(directory: Path) -> Certificates:
     """Make them; without `openssl`, skip the test, or fail it under `CI=true`."""

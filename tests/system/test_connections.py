@@ -16,7 +16,7 @@ from celery import Celery
 from celery_leaderbeat.errors import StoreUnavailable
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.store import Store
-from tests.support.certificates import KEY_PASSWORD, Certificates
+from tests.support.certificates import Certificates
 from tests.support.scene import Scene, keys_of
 from tests.support.servers import RedisServer, free_port, require
 from tests.support.topologies import Sentinels, start_cluster, start_sentinels
@@ -94,16 +94,6 @@ def test_a_server_that_wants_a_certificate_gets_it(
         now(leaderbeat_redis_url=url)
 
 
-def own_certificate(certificates: Certificates) -> dict[str, str]:
-    """Options of a client that trusts the authority, and has a certificate with a locked key."""
-    return {
-        "ssl_ca_certs": str(certificates.ca),
-        "ssl_certfile": str(certificates.client),
-        "ssl_keyfile": str(certificates.client_locked_key),
-        "ssl_password": KEY_PASSWORD,
-    }
-
-
 @pytest.fixture
 def sentinels(certificates: Certificates, tmp_path: Path) -> Iterator[Callable[..., Sentinels]]:
     """A function that starts servers that speak TLS only, and Sentinels."""
@@ -129,7 +119,7 @@ def sentinels(certificates: Certificates, tmp_path: Path) -> Iterator[Callable[.
 def test_tls_to_sentinels_and_to_their_servers_in_all_spellings(
     sentinels: Callable[..., Sentinels], certificates: Certificates
 ) -> None:
-    group, tls = sentinels(), own_certificate(certificates)
+    group, tls = sentinels(), certificates.driver_options()
     login = {"password": SENTINEL_PASSWORD}
     with_tls = {"master_name": group.service, "sentinel_kwargs": {**login, "ssl": True, **tls}}
     plain = {"master_name": group.service, "sentinel_kwargs": login}
@@ -167,7 +157,7 @@ def test_tls_to_sentinels_and_to_their_servers_in_all_spellings(
 def test_servers_with_tls_are_reached_through_sentinels_without_it(
     sentinels: Callable[..., Sentinels], certificates: Certificates
 ) -> None:
-    group, tls = sentinels(plain_sentinels=True), own_certificate(certificates)
+    group, tls = sentinels(plain_sentinels=True), certificates.driver_options()
     plain = {"master_name": group.service, "sentinel_kwargs": {"password": SENTINEL_PASSWORD}}
     without = {**plain, "sentinel_kwargs": {"password": SENTINEL_PASSWORD, "ssl": False}}
     url = group.url(scheme="rediss+sentinel")
@@ -186,7 +176,7 @@ def test_servers_with_tls_are_reached_through_sentinels_without_it(
 def test_tls_to_a_cluster_in_all_spellings(certificates: Certificates, tmp_path: Path, named: bool) -> None:
     cluster = start_cluster(require("redis"), tmp_path / "cluster", certificates=certificates, named=named)
     try:
-        tls = own_certificate(certificates)
+        tls = certificates.driver_options()
         host = "localhost" if named else "127.0.0.1"
         for node in cluster.nodes:
             url = f"rediss+cluster://{host}:{node.port}"
