@@ -74,6 +74,7 @@ def start_sentinels(
     sentinel_password: str = "",
     certificates: Certificates | None = None,
     plain_sentinels: bool = False,
+    named: bool = False,
 ) -> Sentinels:
     """Start a primary, a replica of it and `count` Sentinels, and wait until the Sentinels know both.
 
@@ -81,16 +82,19 @@ def start_sentinels(
     for much less than `down_after_ms` isn't down.
 
     With `certificates`, all of them speak TLS and nothing else, and only with clients that have a certificate; with
-    `plain_sentinels`, a Sentinel's clients talk to it without TLS, though it talks to everybody with TLS.
+    `plain_sentinels`, a Sentinel's clients talk to it without TLS, though it talks to everybody with TLS;
+    with `named`, their certificates are for `localhost`, and so the Sentinels call the servers.
     """
     # Without the delay in which a primary waits for more replicas to copy itself to.
     own = ("--repl-diskless-sync-delay", "0")
     own += ("--requirepass", password, "--masterauth", password) if password else ()
+    host = "localhost" if named else "127.0.0.1"
+    own += ("--replica-announce-ip", host) if named else ()
     tls = certificates.client_options() if certificates else {}
 
     def server(name: str, *args: str) -> RedisServer:
         port = free_port()
-        speaks = certificates.server_args(port, clients=True) if certificates else ()
+        speaks = certificates.server_args(port, clients=True, named=named) if certificates else ()
         options = {"password": password or None, **tls}
         started = RedisServer(
             kind, directory / name, *args, *own, *speaks, port=port, name=name, client_options=options
@@ -99,7 +103,7 @@ def start_sentinels(
         return started
 
     primary = server("primary")
-    replica = server("replica", "--replicaof", "127.0.0.1", str(primary.port))
+    replica = server("replica", "--replicaof", host, str(primary.port))
     wait_for(
         lambda: replica.client().info("replication")["master_link_status"] == "up", 20, "the replica follows"
     )
@@ -109,7 +113,8 @@ def start_sentinels(
         home.mkdir(parents=True)
         # A Sentinel rewrites its configuration file.
         lines = [
-            f"sentinel monitor {service} 127.0.0.1 {primary.port} {count // 2 + 1}",
+            *(("sentinel resolve-hostnames yes", "sentinel announce-hostnames yes") if named else ()),
+            f"sentinel monitor {service} {host} {primary.port} {count // 2 + 1}",
             f"sentinel down-after-milliseconds {service} {down_after_ms}",
             f"sentinel failover-timeout {service} 3000",
             *([f"sentinel auth-pass {service} {password}"] if password else ()),
@@ -121,7 +126,7 @@ def start_sentinels(
         if certificates and plain_sentinels:
             speaks = certificates.server_args(free_port(), clients=True, plain_port=port)
         elif certificates:
-            speaks = certificates.server_args(port, clients=True)
+            speaks = certificates.server_args(port, clients=True, named=named)
         sentinel = RedisServer(
             kind,
             home,

@@ -132,7 +132,7 @@ def test_in_a_cluster_with_tls_a_killed_leader_is_replaced_a_failover_followed_a
         "leaderbeat_redis_options": certificates.driver_options(),
         "leaderbeat_lease_ttl": 30,
     }
-    worker = scene.start_worker(conf=conf, loglevel="DEBUG")
+    worker = scene.start_worker(conf=conf, loglevel="DEBUG", wait=False)
     first = scene.start_beat(conf=conf, loglevel="DEBUG")
     wait_for(lambda: lease(cluster), PATIENCE, "a leader")
     second = scene.start_beat(conf=conf, loglevel="DEBUG")

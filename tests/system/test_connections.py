@@ -92,6 +92,15 @@ def test_a_server_that_wants_a_certificate_gets_it(
     assert now(leaderbeat_redis_url=url + own)
     with pytest.raises(StoreUnavailable):
         now(leaderbeat_redis_url=url)
+    for wrong in (
+        {"ssl_certfile": "/no/where.pem"},
+        {"ssl_certfile": str(certificates.ca)},
+        {"ssl_keyfile": str(certificates.client_locked_key), "ssl_password": "wr0ng-guess"},
+        {"ssl_ca_certs": str(certificates.client_key)},
+    ):
+        with pytest.raises(StoreUnavailable, match="can't be read: check ssl_ca_certs") as raised:
+            now(leaderbeat_redis_url=url + own, leaderbeat_redis_options=wrong)
+        assert "wr0ng-guess" not in str(raised.value)
 
 
 @pytest.fixture
@@ -152,6 +161,22 @@ def test_tls_to_sentinels_and_to_their_servers_in_all_spellings(
             leaderbeat_redis_url=group.url(scheme="rediss+sentinel"),
             leaderbeat_redis_options={**plain, **wrong},
         )
+
+
+def test_servers_that_sentinels_call_by_name_show_certificates_for_their_names(
+    sentinels: Callable[..., Sentinels], certificates: Certificates
+) -> None:
+    group, tls = sentinels(named=True), certificates.driver_options()
+    options = {"master_name": group.service, "sentinel_kwargs": {"password": SENTINEL_PASSWORD}, **tls}
+    url = group.url(scheme="rediss+sentinel")
+    by_name = url.replace("127.0.0.1", "localhost")
+    assert now(leaderbeat_redis_url=by_name, leaderbeat_redis_options=options)
+    with pytest.raises(StoreUnavailable, match=r"is for another name: .*ssl_check_hostname"):
+        now(leaderbeat_redis_url=url, leaderbeat_redis_options=options)
+    unnamed = {**options, "ssl_check_hostname": False}
+    assert now(leaderbeat_redis_url=url, leaderbeat_redis_options=unnamed)
+    group.fail_over(by_death=False)
+    assert now(leaderbeat_redis_url=by_name, leaderbeat_redis_options=options)
 
 
 def test_servers_with_tls_are_reached_through_sentinels_without_it(

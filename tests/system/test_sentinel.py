@@ -118,31 +118,26 @@ def test_the_broker_s_sentinels_are_the_ledger_s_too_unless_told_otherwise(
 def test_a_failover_over_tls_is_followed_and_no_password_is_shown(
     scene: Scene, start: StartSentinels, certificates: Certificates, plain_sentinels: bool
 ) -> None:
-    group = start("redis", count=2, certificates=certificates, plain_sentinels=plain_sentinels)
+    group = start("redis", certificates=certificates, plain_sentinels=plain_sentinels)
     tls = certificates.driver_options()
     login: dict[str, Any] = {"password": SENTINEL_PASSWORD, **({"ssl": False} if plain_sentinels else {})}
     options = {"master_name": group.service, "sentinel_kwargs": login, **tls}
     settings = conf(group, leaderbeat_redis_options=options)
     settings["leaderbeat_redis_url"] = group.url(scheme="rediss+sentinel")
-    beats = [scene.start_beat(conf=settings, loglevel="DEBUG") for _ in range(2)]
-    worker = scene.start_worker(conf=settings, loglevel="DEBUG")
+    beats = [scene.start_beat(conf=settings, loglevel="DEBUG", wait=False) for _ in range(2)]
+    worker = scene.start_worker(conf=settings, loglevel="DEBUG", wait=False)
     wait_for(lambda: len(scene.runs("end")) >= 2, PATIENCE, "slots are sent and run")
     before, sent = lease(scene, group.primary)["epoch"], len(scene.publishes())
-    group.fail_over(by_death=False)
+    group.fail_over(by_death=not plain_sentinels)
     wait_for(lambda: len(scene.publishes()) >= sent + 2, PATIENCE, "the sequence goes on")
     wait_for(lambda: len(scene.runs("end")) >= sent + 2, PATIENCE, "and so do the workers")
     after = wait_for(lambda: lease(scene, group.replica), PATIENCE, "a leader")
     assert after["epoch"] >= before
     assert after["pid"] in [beat.pid for beat in beats]
-    wrong = {**settings, "leaderbeat_redis_options": {**options, "ssl_password": "wr0ng-guess"}}
-    locked_out = scene.start_beat(conf=wrong, loglevel="DEBUG")
-    locked_out.wait_for_log("No election: ", PATIENCE)
     status, said = beats[0].exec_run([*LEADERBEAT, "status"])
-    assert (status, SENTINEL_PASSWORD.encode() in said, PASSWORD.encode() in said) == (0, False, False)
+    assert status == 0
+    assert not [secret for secret in (PASSWORD, SENTINEL_PASSWORD, KEY_PASSWORD) if secret in said.decode()]
     check(scene, [*beats, worker])
-    for text in (locked_out.text(), said.decode()):
-        for secret in (PASSWORD, SENTINEL_PASSWORD, KEY_PASSWORD, "wr0ng-guess"):
-            assert secret not in text
 
 
 @pytest.mark.schedule(SCHEDULE)
