@@ -215,7 +215,10 @@ def test_tls_to_a_cluster_in_all_spellings(certificates: Certificates, tmp_path:
         wrong = f"{scheme}://{'127.0.0.1' if named else 'localhost'}:{node.port}"
         with pytest.raises(StoreUnavailable, match=r"is for another name: .*ssl_check_hostname"):
             now(leaderbeat_redis_url=wrong, leaderbeat_redis_options=tls)
-        assert now(leaderbeat_redis_url=wrong, leaderbeat_redis_options={**tls, "ssl_check_hostname": False})
+        unnamed = {**tls, "ssl_check_hostname": False}
+        assert now(leaderbeat_redis_url=wrong, leaderbeat_redis_options=unnamed)
+        with pytest.raises(StoreUnavailable, match="isn't trusted: set ssl_ca_certs"):
+            now(leaderbeat_redis_url=wrong, leaderbeat_redis_options={**unnamed, **other})
     finally:
         cluster.stop()
 
