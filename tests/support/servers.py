@@ -180,9 +180,9 @@ class RedisServer(Process):
             [
                 kind.binary,
                 # A Sentinel's first argument is its configuration file.
-                *(args if sentinel else ()),
+                *(args[:1] if sentinel else ()),
                 *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(directory), *plain),
-                *(("--sentinel",) if sentinel else args),
+                *((*args[1:], "--sentinel") if sentinel else args),
             ],
             name=name or f"{kind.name}-{self.port}",
             directory=directory,

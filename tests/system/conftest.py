@@ -23,6 +23,7 @@ from pytest_celery import (
 )
 
 from celery_leaderbeat.ledger import Ledger
+from tests.support.certificates import Certificates, make_certificates
 from tests.support.containers import (
     BeatCluster,
     BeatContainer,
@@ -50,6 +51,12 @@ def _marked(request: pytest.FixtureRequest, name: str, count: int) -> tuple[int,
         return count, {}
     options = dict(marker.kwargs)
     return (marker.args[0] if marker.args else options.pop("count", count)), options
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Made once: nobody changes them."""
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture
