@@ -120,10 +120,10 @@ class Dispatcher:
                 self._sweep_at = self._monotonic() + _SWEEP_EVERY
                 # What the ledger wasn't told in this round must not look like a claim that nobody published.
                 self._sender.settle()
-                if self._sweep.run():
+                doubtful = self._sweep.run()
+                self._restorer.swept(doubtful)
+                if doubtful:
                     self._sweep_at = self._monotonic() + _SWEEP_EVERY / 4
-                else:
-                    self._restorer.swept()
                 if self._restorer.is_incomplete():
                     self._term = None
                     self._begin(term)

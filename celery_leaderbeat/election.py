@@ -145,7 +145,7 @@ class Elector:
             ServerCheck(settings, self._store),
             comparison,
             holder,
-            ShadowReader(self._store, self.shadow, clock),
+            ShadowReader(self._store, self.shadow, clock, holder),
         )
         self._gained: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._handing_over = False

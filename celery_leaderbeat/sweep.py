@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -63,8 +63,8 @@ class Sweep:
         self._doubtful: dict[str, SlotRecord] = {}
         self._dying: dict[str, SlotRecord] = {}
 
-    def run(self) -> bool:
-        """Look once. True while slots are in doubt.
+    def run(self) -> Collection[str]:
+        """Look once. The tick keys of slots that are in doubt still.
 
         Raises:
             NotLeading: the term is over.
@@ -95,12 +95,12 @@ class Sweep:
         self._bury()
         return self._doubt(settled)
 
-    def _doubt(self, settled: list[str]) -> bool:
+    def _doubt(self, settled: list[str]) -> Collection[str]:
         # What was in doubt stays in doubt here until the answer has been seen: it is reported once.
         claims = sorted(self._doubtful.values(), key=lambda claim: (claim.entry, claim.slot))
         keys = [*(claim.key for claim in claims), *settled]
         if not keys:
-            return False
+            return ()
         following = {after.key for before, after in pairwise(claims) if self._follows(before, after)}
         answers = self._ledger.doubt(self._term, keys, self._until, following)
         missed: list[SlotRecord] = []
@@ -114,7 +114,7 @@ class Sweep:
                 del self._doubtful[claim.key]
         if missed:
             self._unconfirmed(missed)
-        return bool(self._doubtful)
+        return self._doubtful.keys()
 
     def _follows(self, before: SlotRecord, after: SlotRecord) -> bool:
         """Whether two claims of one epoch are neighbours on their entry's schedule."""

@@ -143,6 +143,16 @@ GUARDS = [
         "if lost then",
         None,
     ),
+    Guard("recall_slots", "lease check", "if held ~= ARGV[1] then", "if false then", None),
+    Guard("recall_slots", "what is there", "if redis.call('EXISTS', slot) == 0 then", "if true then", None),
+    Guard("recall_slots", "sweep list", "redis.call('ZADD', KEYS[2], now, item.key)", "", None),
+    Guard(
+        "recall_slots",
+        "kept",
+        "redis.call('PEXPIRE', slot, LONG)",
+        "redis.call('PEXPIRE', slot, item.ttl)",
+        None,
+    ),
     Guard("recall_pauses", "lease check", "if held ~= ARGV[1] then", "if false then", None),
     Guard("recall_pauses", "the same pause", "(span.since == remembered.since and span)", "false", None),
     Guard(
