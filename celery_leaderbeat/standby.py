@@ -12,7 +12,7 @@ from __future__ import annotations
 from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.comparison import Comparison
 from celery_leaderbeat.desk import Desk
-from celery_leaderbeat.errors import StoreError, StoreUnavailable
+from celery_leaderbeat.errors import StoreError, StoreUnavailable, sentence
 from celery_leaderbeat.lease import ForeignPrefix, Lease, LeftToNewer
 from celery_leaderbeat.listener import Listener
 from celery_leaderbeat.membership import Membership
@@ -157,8 +157,7 @@ class Standby:
         elif self._free_since is None:
             self._free_since = now
             if self._reader.lacks:
-                # Whoever led last may not know yet that its lease is lost.
-                self._store.wake()
+                self._wake_who_led()
         watch = self._watch
         if watch is not None and watch.term.value == look.value:
             self._compare(watch.term)
@@ -174,6 +173,14 @@ class Standby:
         elif watch is not None and watch.term.holder != self._holder:
             self._lease.saw(watch.term)
         return look, watch, gone
+
+    def _wake_who_led(self) -> None:
+        """Redis has lost the lease with other data: whoever led last may not know yet."""
+        try:
+            self._store.wake()
+        except StoreError as exc:
+            # It finds out by itself, a little later.
+            self._remarks.complain("wake", "Couldn't wake the other replicas: %s", sentence(exc))
 
     def _compare(self, term: Term) -> None:
         now = self._clock.monotonic()

@@ -9,7 +9,8 @@ from datetime import datetime, timezone
 
 import pytest
 
-from celery_leaderbeat.store import Keys
+from celery_leaderbeat.errors import StoreError
+from celery_leaderbeat.store import Keys, Store
 from celery_leaderbeat.tick import slot_to_us
 from tests.protocol.replica import Fleet
 from tests.support.servers import RedisServer
@@ -66,3 +67,18 @@ def test_and_takes_the_lead_of_a_ledger_that_holds_something(start: Fleet, keys:
     one = start("one")
     wait_for(one.elector.term, 10, "one leads")
     assert len(one.elector.shadow) == 1
+
+
+def test_who_cannot_wake_the_others_is_elected_all_the_same(
+    start: Fleet, keys: Keys, one_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: Store) -> None:
+        raise StoreError("NOPERM")
+
+    monkeypatch.setattr(Store, "wake", refused)
+    one = start("one")
+    term = wait_for(one.elector.term, what="one leads")
+    wait_for(lambda: len(one.elector.shadow), what="one has seen the entry")
+    one_server.client().flushdb()
+    wait_for(lambda: len(one.began) == 2, 10, "one leads again")
+    assert one.began[1].epoch > term.epoch
