@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.protocol.ground import Ground
+from tests.protocol.replica import Fleet, Replica
 from tests.support.servers import RedisServer
 
 #: The explorer empties its database all the time.
@@ -19,3 +21,17 @@ def ground(redis_server: RedisServer) -> Iterator[Ground]:
     ground = Ground(redis_server.url(), redis_server.client())
     yield ground
     ground.close()
+
+
+@pytest.fixture
+def start(one_server: RedisServer) -> Iterator[Fleet]:
+    """Starts replicas without a tick loop."""
+    replicas: list[Replica] = []
+
+    def start(holder: str, release: str = "1", **settings: Any) -> Replica:
+        replicas.append(Replica(one_server.url(), holder, release, **settings))
+        return replicas[-1]
+
+    yield start
+    for replica in replicas:
+        assert replica.elector.stop(5.0)

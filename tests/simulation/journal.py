@@ -253,6 +253,11 @@ class Journal:
         for run in self.runs.values():
             run.leased_until = min(run.leased_until, self.hub.now)
 
+    @property
+    def was_emptied(self) -> bool:
+        """Whether Redis has lost everything at some time."""
+        return bool(self._emptied)
+
     def relied_on(self, lease: str, until: int, by: object) -> None:
         """A replica would rely on its lease until this time."""
         if lease == self._lease[0] and until > self._lease[1]:
