@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.protocol.ground import Ground
 from tests.protocol.replica import Fleet, Replica
-from tests.support.servers import REDIS_KINDS, RedisServer, find
+from tests.support.servers import RedisServer
 
 #: The explorer empties its database all the time.
 EXPLORED_DB = 5
@@ -21,15 +21,6 @@ def ground(redis_server: RedisServer) -> Iterator[Ground]:
     ground = Ground(redis_server.url(), redis_server.client())
     yield ground
     ground.close()
-
-
-@pytest.fixture
-def one_server(redis_servers: Callable[[str], RedisServer]) -> RedisServer:
-    """A server of the first kind that is found, empty: for what would take too long on each of them."""
-    found = [name for name in REDIS_KINDS if find(name).binary]
-    server = redis_servers(found[0] if found else REDIS_KINDS[0])
-    server.flush()
-    return server
 
 
 @pytest.fixture
