@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import os
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,9 +94,14 @@ def redis_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
 
 
 @pytest.fixture(scope="session")
-def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]:
+def rabbitmq(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RabbitServer]:
     """The session's RabbitMQ. Take a `vhost()` of it for each test."""
-    server = RabbitServer(require("rabbitmq"), tmp_path_factory.mktemp("rabbitmq"))
+    tests = sum("rabbitmq" in item.nodeid for item in request.session.items)
+    # Each of xdist's workers has a node to itself, and about its share of the tests.
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    server = RabbitServer(require("rabbitmq"), tmp_path_factory.mktemp("rabbitmq"), tests // workers + 8)
     server.start()
     yield server
     server.stop()
