@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from tests.protocol.ground import Ground
+from tests.protocol.replica import Fleet, Replica
 from tests.support.servers import REDIS_KINDS, RedisServer, find
 
 #: The explorer empties its database all the time.
@@ -28,3 +30,17 @@ def one_server(redis_servers: Callable[[str], RedisServer]) -> RedisServer:
     server = redis_servers(found[0] if found else REDIS_KINDS[0])
     server.flush()
     return server
+
+
+@pytest.fixture
+def start(one_server: RedisServer) -> Iterator[Fleet]:
+    """Starts replicas without a tick loop."""
+    replicas: list[Replica] = []
+
+    def start(holder: str, release: str = "1", **settings: Any) -> Replica:
+        replicas.append(Replica(one_server.url(), holder, release, **settings))
+        return replicas[-1]
+
+    yield start
+    for replica in replicas:
+        assert replica.elector.stop(5.0)

@@ -122,11 +122,11 @@ def sim_publisher(world: World) -> type:
             world.journal.trusted(message.key, message.stamp.epoch)
             if not message.sending.take():
                 return Outcome("unsent", "it was given up")
-            allowed_at, process = hub.now, hub.process
-            hub.pause(world.faults.publish_takes(self.patience))
+            takes = world.faults.publish_takes(self.patience)
+            due = hub.when(takes)
+            hub.pause(takes)
             hub.point(f"before the publish of {message.key}")
-            assert process is not None
-            world.journal.published(message.key, process, allowed_at)
+            world.journal.published(message.key, due)
             if fault == "unknown, arrives late":
                 world.note(f"the publish of {message.key} hangs")
                 hub.after(self.patience + world.rng.uniform(0, 30), lambda: self._send(message))

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery_leaderbeat.audit import Audit, Explanation
+from celery_leaderbeat.policy import REASON_CATCH_UP_NONE, REASON_DEADLINE, REASON_LOOKBACK
 from celery_leaderbeat.tick import parse_tick_key, slot_to_us
 from tests.simulation.journal import Journal, Run
 from tests.simulation.workers import TASKS
@@ -115,6 +116,9 @@ class _Slot:
         self.held_up = held_up
         #: And none is left out.
         self.paced = queued and policy.get("catch_up") == "all"
+        self.catch_up = policy.get("catch_up", "latest")
+        self.lookback = policy.get("lookback")
+        self.deadline = policy.get("deadline")
         self.max_attempts = policy.get("max_attempts", 3)
         self.fenced = entry["task"].startswith("fenced")
         self.acks_late = TASKS[entry["task"]][1]
@@ -149,7 +153,7 @@ class _Slot:
                     yield f"attempt {attempt} was sent {len(copies)} times: {copies}"
             if len(self.copies) > 1 and self.on_crash != "rerun" and not self.asked_for:
                 yield f"it was sent as {len(self.copies)} attempts"
-        elif self.end == "missed" and "unconfirmed" in self.slot.reason:
+        elif self.end == "missed" and not self._given_up():
             yield "a duplicate was preferred"
         if self.end in _SENT and not self.copies:
             yield "no message of it has ever reached the broker"
@@ -161,6 +165,16 @@ class _Slot:
             ]
             if latest:
                 yield f"it ran: {latest}"
+
+    def _given_up(self) -> bool:
+        """Whether the entry's own policy gives the slot up, or Redis has lost what there was to know."""
+        reason = self.slot.reason
+        return (
+            (reason == REASON_CATCH_UP_NONE and self.catch_up == "none")
+            or (reason == REASON_LOOKBACK and (self.catch_up != "all" or self.lookback is not None))
+            or (reason.startswith(REASON_DEADLINE) and self.deadline is not None)
+            or self.journal.was_emptied
+        )
 
     def _ran(self) -> Iterator[str]:
         if len(self.done) > 1:

@@ -253,6 +253,11 @@ class Journal:
         for run in self.runs.values():
             run.leased_until = min(run.leased_until, self.hub.now)
 
+    @property
+    def was_emptied(self) -> bool:
+        """Whether Redis has lost everything at some time."""
+        return bool(self._emptied)
+
     def relied_on(self, lease: str, until: int, by: object) -> None:
         """A replica would rely on its lease until this time."""
         if lease == self._lease[0] and until > self._lease[1]:
@@ -267,12 +272,13 @@ class Journal:
                 self.violate(f"the last-decided slot of {entry} has moved back to {slot}")
         self._decided = dict(last)
 
-    def published(self, key: str, by: Process, since: int) -> None:
-        """A leader, which was allowed to at `since`, publishes.
+    def published(self, key: str, due: int) -> None:
+        """A leader publishes, and would have done so at `due` if it hadn't been frozen since it made sure that it leads.
 
-        By then nobody may have said that the slot is missed, except where the leader was frozen in the meantime.
+        Until `due` nobody may have said that the slot is missed: the grace of whoever does so covers the slowest publish.
+        It can't cover a leader that stands still after it made sure; how long it stood still is all that excuses it.
         """
-        if key in self._given_up and by.frozen_until <= since:
+        if self._given_up.get(key, due + 1) <= due:
             self.violate(f"{key} is published, and counts as missed already")
 
     def trusted(self, key: str, epoch: int) -> None:

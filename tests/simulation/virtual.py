@@ -42,6 +42,8 @@ class Process:
         self.alive = True
         self.frozen_until = 0
         self.threads: list[Thread] = []
+        #: What its threads would do if it weren't frozen.
+        self.held: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
         return self.name
@@ -116,9 +118,13 @@ class Hub:
         self._serial += 1
         heapq.heappush(self._heap, (max(when, self.now), self._serial, action))
 
+    def when(self, seconds: float) -> int:
+        """The time in `seconds`."""
+        return self.now + _micros(seconds)
+
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Let the hub do something in `seconds`."""
-        self.at(self.now + _micros(seconds), action)
+        self.at(self.when(seconds), action)
 
     # -- for threads ---------------------------------------------------------------------------------------
 
@@ -181,6 +187,18 @@ class Hub:
     def freeze(self, process: Process, seconds: float) -> None:
         """Stop a process for a while."""
         process.frozen_until = max(process.frozen_until, self.now + _micros(seconds))
+        self.at(process.frozen_until, lambda: self._thaw(process))
+
+    def thaw(self, process: Process) -> None:
+        """Let a process that is frozen go on now."""
+        process.frozen_until = min(process.frozen_until, self.now)
+        self._thaw(process)
+
+    def _thaw(self, process: Process) -> None:
+        if process.frozen_until <= self.now:
+            held, process.held = process.held, []
+            for action in held:
+                self.at(self.now, action)
 
     def run(self, until: int, enough: Callable[[], bool] | None = None) -> None:
         """Let time pass until `until`, or until there was enough."""
@@ -212,7 +230,7 @@ class Hub:
         if not thread.process.alive:
             self._end(thread)
         elif thread.process.frozen_until > self.now:
-            self.at(thread.process.frozen_until, lambda: self.resume(thread, token))
+            thread.process.held.append(lambda: self.resume(thread, token))
         else:
             thread.wanted = None
             self._switch(thread, thread.greenlet.switch)

@@ -256,7 +256,7 @@ class World:
         self.faults.end()
         self.broker.away_until = 0
         for process in self.processes():
-            process.frozen_until = 0
+            self.hub.thaw(process)
 
     def run(self, seconds: float, enough: Callable[[], bool] | None = None) -> None:
         """Let time pass."""
