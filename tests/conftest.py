@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 
+from tests.support.order import spread
 from tests.support.process import running, stop_all
 from tests.support.servers import KINDS, REDIS_KINDS, RabbitServer, RedisServer, find, require
 
@@ -23,6 +24,14 @@ def pytest_report_header() -> list[str]:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
     servers = ", ".join(str(find(kind)) for kind in KINDS)
     return [f"python {platform.python_version()}, {versions}", f"servers: {servers}"]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers, take the long tests first."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        items[:] = spread(items, workers, lambda item: item.nodeid.partition("::")[0])
 
 
 _marks: dict[str, int] = {}
