@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed
 # compiled ones that costs two minutes of computing.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo test test-unit test-system test-time simulate simulate-bugs chaos bench-lateness lint format clean
+.PHONY: venv demo test test-unit test-system test-time test-long simulate simulate-bugs chaos bench-lateness lint format clean
 
 venv: $(STAMP)
 
@@ -43,6 +43,11 @@ test-system: $(STAMP)
 # Every time zone at every change of offset from 2000 to 2037: a quarter of an hour of computing, on two cores.
 test-time: $(STAMP)
 	@LEADERBEAT_ALL_ZONES=1 $(BIN)/python -m pytest -n 2 tests/time $(ARGS)
+
+# What is no more than more of the same: other servers and brokers, more interleavings and crash points. Takes hours.
+test-long: $(STAMP)
+	@LEADERBEAT_EXHAUSTIVE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not timed" \
+		--ignore=tests/simulation/test_seeded_bugs.py $(ARGS)
 
 # Faults on purpose over real processes, and the checker's verdict; the drawing goes to chaos.svg.
 chaos: $(STAMP)

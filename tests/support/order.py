@@ -13,16 +13,18 @@ __all__ = ["shares_of", "spread"]
 
 Item = TypeVar("Item")
 
-#: Modules whose tests take long, the longest first; those that share a fixture stay together.
+#: Modules whose tests share what takes long to make: they stay together.
 _TOGETHER = ("tests/example/test_demo.py", "tests/protocol/test_interleavings.py")
-_LONG = (
-    "tests/chaos/test_chaos.py",
-    "tests/simulation/test_hour.py",
-    "tests/simulation/test_losses.py",
-    *_TOGETHER,
-    "tests/time/test_oracle.py",
-    "tests/simulation/",
-)
+#: What a test, or such a module, takes of one worker's time, very roughly, in seconds.
+_LONG = {
+    "tests/chaos/test_chaos.py": 135,
+    "tests/protocol/test_interleavings.py": 120,
+    "tests/example/test_demo.py": 75,
+    "tests/simulation/test_hour.py": 60,
+    "tests/simulation/test_losses.py": 60,
+    "tests/time/test_oracle.py": 8,
+    "tests/simulation/": 8,
+}
 
 
 def spread(items: Sequence[Item], workers: int, path_of: Callable[[Item], str]) -> list[Item]:
@@ -37,14 +39,17 @@ def spread(items: Sequence[Item], workers: int, path_of: Callable[[Item], str]) 
     short: list[Item] = []
     for number, item in enumerate(items):
         path = path_of(item)
-        rank = next((rank for rank, begin in enumerate(_LONG) if path.startswith(begin)), None)
-        if rank is None:
+        seconds = next((seconds for begin, seconds in _LONG.items() if path.startswith(begin)), 0)
+        if not seconds:
             short.append(item)
         else:
-            blocks.setdefault((rank, path if path in _TOGETHER else f"{number:06}"), []).append(item)
+            blocks.setdefault((-seconds, path if path in _TOGETHER else f"{number:06}"), []).append(item)
     dealt: list[list[Item]] = [[] for _ in range(workers)]
-    for number, key in enumerate(sorted(blocks)):
-        dealt[number % workers] += blocks[key]
+    loads = [0] * workers
+    for key in sorted(blocks):
+        least = loads.index(min(loads))
+        loads[least] -= key[0]
+        dealt[least] += blocks[key]
     ordered: list[Item] = []
     for long, size in zip(dealt, shares_of(len(items), workers), strict=True):
         room = max(size - len(long), 0)
