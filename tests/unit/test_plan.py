@@ -31,6 +31,10 @@ from celery_leaderbeat.policy import (
     send_time,
 )
 
+# On a busy machine, 120 s are a few seconds of computing. Hypothesis takes the watchdog for a case that fails, and
+# finds that it doesn't fail again.
+pytestmark = pytest.mark.timeout(600)
+
 T0 = datetime(2026, 10, 2, 3, tzinfo=timezone.utc)
 SECOND = timedelta(seconds=1)
 MS = timedelta(milliseconds=1)

@@ -31,6 +31,10 @@ from celery_leaderbeat.timeline import (
     slots_between,
 )
 
+# On a busy machine, 120 s are a few seconds of computing. Hypothesis takes the watchdog for a case that fails, and
+# finds that it doesn't fail again.
+pytestmark = pytest.mark.timeout(600)
+
 UTC = timezone.utc
 MINUTE = timedelta(minutes=1)
 DAY = timedelta(days=1)
