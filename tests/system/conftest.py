@@ -8,6 +8,7 @@ the test alone.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,17 @@ from tests.support.containers import (
 from tests.support.scene import MATRIX, Scene
 from tests.support.servers import RedisServer
 
+#: Set by `make test-long`.
+EXHAUSTIVE = os.environ.get("LEADERBEAT_EXHAUSTIVE", "").lower() in ("1", "true", "yes")
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what needs a scene on each combination that its `matrix` marker names, by default on all."""
     if "scene_kinds" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("matrix")
         names = marker.args if marker else tuple(MATRIX)
+        if marker and EXHAUSTIVE:
+            names += marker.kwargs.get("long", ())
         metafunc.parametrize("scene_kinds", [MATRIX[name] for name in names], ids=names, indirect=True)
 
 
