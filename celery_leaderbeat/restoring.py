@@ -215,6 +215,8 @@ class Restorer:
         look = self._ledger.store.look()
         self._clock.observe(look.now, sent, self._clock.clock.monotonic())
         if look.value != term.value:
+            if look.value is not None and Term.read(look.value).holder != term.holder:
+                self._shadow.another_leads()
             raise NotLeading(look.value or "")
         claimed, self._claims = self._shadow.claims - self._claims, self._shadow.claims
         # Others may have added to it, but what this leader has claimed since must be there.
