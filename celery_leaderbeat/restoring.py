@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from celery_leaderbeat.batch import record_lifetime
@@ -12,7 +13,7 @@ from celery_leaderbeat.election import Elector
 from celery_leaderbeat.errors import StampError
 from celery_leaderbeat.ledger import Ledger, NotLeading
 from celery_leaderbeat.pauses import Pause, lacking_pauses
-from celery_leaderbeat.plan import Plan
+from celery_leaderbeat.plan import Plan, Returned
 from celery_leaderbeat.recall import LOST, UNSENT, recall
 from celery_leaderbeat.records import Claim, Recalled
 from celery_leaderbeat.reports import Reports
@@ -23,6 +24,9 @@ from celery_leaderbeat.tick import parse_tick_key, slot_text, task_id, tick_key
 __all__ = ["Restorer"]
 
 logger = logging.getLogger(__name__)
+
+#: So many slots of an entry are written off at once.
+_AT_ONCE = 100
 
 
 class Restorer:
@@ -49,6 +53,7 @@ class Restorer:
         self._ledger = ledger
         self._reports = reports
         self._recalled: tuple[Term, Mapping[str, Recalled]] | None = None
+        self._unswept: dict[str, Returned] = {}
         self._known = self._decided = self._claims = 0
         self.found_loss = False
 
@@ -73,7 +78,8 @@ class Restorer:
         positions = self._ledger.register(term, fingerprints, now, stored, recalled, LOST)
         self._recalled = None
         # Until the sweep has found it again, what waits is known here alone.
-        self._shadow.see_claimed(self._owed(), led=False)
+        self._unswept = self._owed()
+        self._shadow.see_claimed(self._unswept, led=False)
         self._note(positions, now)
         if recalled:
             self._say(recalled, positions)
@@ -108,17 +114,18 @@ class Restorer:
         """Decide about slots that were claimed or given back, and whose records are lost.
 
         What this leader knows to be unsent is recorded again as given back. The others may have been sent: they go as
-        their entry prefers.
+        their entry prefers. What is recorded again stays known here until the sweep has found it: it may be lost again.
         """
-        owed, claims = self._owed(), self._shadow.open_claims
+        owed, claims = self._owed(), dict(self._shadow.open_claims)
         lost = [key for key, record in self._ledger.slots([*{**owed, **claims}]).items() if record is None]
+        self._elector.progress()
         recalled, doubtful = [], []
         for key in lost:
-            claim = self._claim(key, owed.get(key) or claims.get(key) or 1)
-            sure = key in owed and not self._shadow.gap_is_open
-            if claim is not None and (
-                sure or self._prefers_two(claim, claims.get(key) is None and key not in owed)
-            ):
+            back = owed.get(key)
+            claim = self._claim(key, (claims.get(key) if back is None else back.attempt) or 1)
+            sure = back is not None and not back.maybe_sent and not self._shadow.gap_is_open
+            by_another = claims.get(key) is None if back is None else back.maybe_sent
+            if claim is not None and (sure or self._prefers_two(claim, by_another)):
                 recalled.append(claim)
             else:
                 doubtful.append(key)
@@ -132,24 +139,21 @@ class Restorer:
                 slot_text(max(claim.slot for claim in recalled)),
                 extra={"action": "slots_recalled", "count": len(recalled)},
             )
-        for key in doubtful:
-            self._elector.progress()
-            self._write_off(term, key)
-        for key in lost:
-            self._forget(key)
+        self._write_off(term, doubtful)
 
-    def _owed(self) -> dict[str, int]:
-        """The slots that this leader knows to be claimed and unsent, with their attempts."""
+    def _owed(self) -> dict[str, Returned]:
+        """The slots that this leader has to send, as it sent them not, or an earlier leader may have."""
         if not self._shadow.led_last:
             # Another leader has taken them up.
             return {}
-        return {
-            tick_key(name, slot): back.attempt
+        waiting = {
+            tick_key(name, slot): back
             for name, plan in self._plans.items()
             for slot, back in plan.returned.items()
             # What was asked for needn't have a record.
             if not back.request
         }
+        return {**self._unswept, **waiting}
 
     def _prefers_two(self, claim: Claim, by_another: bool) -> bool:
         """Whether a slot that may have been sent is sent again."""
@@ -182,25 +186,36 @@ class Restorer:
             max_attempts=plan.policy.max_attempts,
         )
 
-    def _forget(self, key: str) -> None:
-        """It is decided about a slot whose record was lost, and the ledger knows it."""
-        self._shadow.settled(key)
-        try:
-            entry, slot = parse_tick_key(key)
-        except StampError:
-            return
-        if entry in self._plans:
-            self._plans[entry].returned.pop(slot, None)
+    def _write_off(self, term: Term, keys: Sequence[str]) -> None:
+        """Miss these slots, whose records are lost, in the order of each entry's schedule."""
+        slots: dict[str, list[tuple[datetime, str]]] = {}
+        for key in keys:
+            with contextlib.suppress(StampError):
+                entry, slot = parse_tick_key(key)
+                slots.setdefault(entry, []).append((slot, key))
+        for entry, found in slots.items():
+            plan = self._plans.get(entry)
+            fingerprint, prefer = ("", "missed") if plan is None else (plan.fingerprint, plan.policy.prefer)
+            found.sort()
+            for i in range(0, len(found), _AT_ONCE):
+                self._elector.progress()
+                some = found[i : i + _AT_ONCE]
+                first, last, names = some[0][0], some[-1][0], [key for _, key in some]
+                self._ledger.write_off(
+                    term, "missed", entry, first, last, len(some), LOST, fingerprint, names
+                )
+                self._reports.missed(entry, first, last, len(some), LOST, prefer)
+                # The ledger knows it.
+                self._forget(entry, some)
+        self._shadow.settled(*keys)
 
-    def _write_off(self, term: Term, key: str) -> None:
-        try:
-            entry, slot = parse_tick_key(key)
-        except StampError:
-            return
+    def _forget(self, entry: str, slots: Iterable[tuple[datetime, str]]) -> None:
         plan = self._plans.get(entry)
-        fingerprint, prefer = ("", "missed") if plan is None else (plan.fingerprint, plan.policy.prefer)
-        self._ledger.write_off(term, "missed", entry, slot, slot, 1, LOST, fingerprint, [key])
-        self._reports.missed(entry, slot, slot, 1, LOST, prefer)
+        for slot, key in slots:
+            self._unswept.pop(key, None)
+            if plan is not None:
+                plan.returned.pop(slot, None)
+        self._shadow.settled(*(key for _, key in slots))
 
     def has_gone_back(self, term: Term) -> bool:
         """Whether the ledger has lost what was decided since the last look, as in a failover to a replica that lagged.
@@ -257,6 +272,7 @@ class Restorer:
 
     def swept(self, doubtful: Iterable[str]) -> None:
         """All that was claimed has been looked after, but for these slots."""
+        self._unswept = {}
         self._shadow.swept(doubtful)
 
     def leads(self, term: Term) -> None:

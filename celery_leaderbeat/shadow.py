@@ -110,10 +110,12 @@ class Shadow:
             self.claims += 1
             self._claimed = {**self._claimed, key: attempt}
 
-    def settled(self, key: str) -> None:
-        """It is known what became of a slot that was claimed."""
+    def settled(self, *keys: str) -> None:
+        """It is known what became of slots that were claimed."""
+        known = set(keys)
         with self._lock:
-            self._claimed = {other: attempt for other, attempt in self._claimed.items() if other != key}
+            if not known.isdisjoint(self._claimed):
+                self._claimed = {key: attempt for key, attempt in self._claimed.items() if key not in known}
 
     def swept(self, doubtful: Iterable[str]) -> None:
         """The leader has looked after all that was claimed but for these, and nothing is under way."""

@@ -108,7 +108,7 @@ def test_where_all_come_back_to_an_empty_redis_the_silence_of_the_others_makes_t
 def test_a_leader_that_was_never_cut_off_is_sure_at_once(
     start: Fleet, proxies: tuple[Proxy, Proxy], keys: Keys, one_server: RedisServer
 ) -> None:
-    one, two = pair(start, proxies)
+    one, _ = pair(start, proxies)
     proxies[1].cut()
     one_server.client().flushdb()
     wait_for(lambda: len(one.began) == 2, SOON, "the first leads again")
