@@ -3,7 +3,7 @@
 A replica that leads notes what it decides; one that stands by reads along. Both know of the entries how far
 they were decided, and *until when* they know it: nobody can have decided anything until then that isn't in the
 shadow. For a leader that is the end of its trust in its lease, for a standby its latest look. (With fast failover,
-another may lead before that trust ends: the leader finds out within half a second, and stands by.) Of slots that
+another may lead before that trust ends: `sight` tells when that can't be ruled out.) Of slots that
 were claimed, and that nobody knows to be sent, both remember the tick keys: their records are lost with the rest.
 
 What Redis holds is behind the shadow when data was lost: an empty restart, a flush, evicted keys, a failover to
