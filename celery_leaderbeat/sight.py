@@ -62,16 +62,26 @@ class Sight:
         """What `held` has to be told; asked for before the request whose answer that tells of."""
         return self._listener.subscription, self._judged
 
-    def held(self, at: datetime, before: tuple[int, int], replicas: Collection[str]) -> None:
-        """The lease was seen to be this replica's at `at` or later, and which replicas there were. From any thread."""
+    def held(self, at: datetime, before: tuple[int, int], replicas: Collection[str] | None = None) -> None:
+        """The lease was seen to be this replica's at `at` or later, and, if that was asked, which replicas there were.
+
+        May be called from any thread.
+        """
         subscription, judged = before
         with self._lock:
             if judged != self._judged:
                 # An answer that was late: since then it was seen that the lease is gone.
                 return
             self._at, self._subscription, self._is_judged, self._is_broken = at, subscription, False, False
-            self._others, self._back_since = len({*replicas} - {self._holder}), None
+            self._back_since = None
+            if replicas is not None:
+                self._others = len({*replicas} - {self._holder})
         self._shadow.held(at)
+
+    def announced(self, others: Collection[str]) -> None:
+        """The leader has said that it lives, and heard of at least these others."""
+        with self._lock:
+            self._others = max(self._others, len(others))
 
     def look_back(self) -> None:
         """The lease isn't this replica's any more: look once whether its subscription has stood until now.
