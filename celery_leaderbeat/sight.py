@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.listener import Listener
 from celery_leaderbeat.shadow import Shadow
-from celery_leaderbeat.store import Store
+from celery_leaderbeat.store import Look, Store
 from celery_leaderbeat.watch import GONE_AFTER
 
 __all__ = ["Sight"]
@@ -62,10 +62,11 @@ class Sight:
         """What `held` has to be told; asked for before the request whose answer that tells of."""
         return self._listener.subscription, self._judged
 
-    def held(self, at: datetime, before: tuple[int, int], replicas: Collection[str] | None = None) -> None:
-        """The lease was seen to be this replica's at `at` or later, and, if that was asked, which replicas there were.
+    def held(self, at: datetime, before: tuple[int, int], look: Look | None = None) -> None:
+        """The lease was seen to be this replica's at `at` or later. May be called from any thread.
 
-        May be called from any thread.
+        `look` has also counted who listens for wake-ups. Of these, and of the replicas that have said so, the larger
+        number counts: the one is lost with the data, the other with the connections.
         """
         subscription, judged = before
         with self._lock:
@@ -74,8 +75,9 @@ class Sight:
                 return
             self._at, self._subscription, self._is_judged, self._is_broken = at, subscription, False, False
             self._back_since = None
-            if replicas is not None:
-                self._others = len({*replicas} - {self._holder})
+            if look is not None:
+                listening = (look.subscribers or 0) - self._listener.subscribed
+                self._others = max(len({*look.replicas} - {self._holder}), listening)
         self._shadow.held(at)
 
     def announced(self, others: Collection[str]) -> None:
