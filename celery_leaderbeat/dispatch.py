@@ -96,8 +96,6 @@ class Dispatcher:
         self._round = self._looked_in = 0
         self._ledger_is_away = False
 
-    # -- the tick ------------------------------------------------------------------------------------------
-
     def tick(self, term: Term) -> float:
         """Do what is due under `term`; the seconds until there is more to do."""
         try:
@@ -274,8 +272,6 @@ class Dispatcher:
             exc_info=failure or True,
             extra={"action": "schedule_failed", "entry": plan.name},
         )
-
-    # -- what is due ---------------------------------------------------------------------------------------
 
     def _dispatch(self, term: Term) -> None:
         """Send, miss or skip what is due."""

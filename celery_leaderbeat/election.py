@@ -154,8 +154,6 @@ class Elector:
         self._steps_down = 0
         self._thread = threading.Thread(target=self._run, name="leaderbeat-elector", daemon=True)
 
-    # -- for the tick loop ---------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Start both threads in this process."""
         self._listener.start()
@@ -249,8 +247,6 @@ class Elector:
             return lease.release(term, "its replica stops")
         finally:
             store.close()
-
-    # -- the machine ---------------------------------------------------------------------------------------
 
     def _monotonic(self) -> float:
         return self.clock.clock.monotonic()
@@ -356,8 +352,6 @@ class Elector:
                 if newer is not None and self._handovers.may(newer.holder, self._monotonic()):
                     return self._hand_over(term, newer)
 
-    # -- requests ------------------------------------------------------------------------------------------
-
     def _renew(self, term: Term) -> None:
         reason = self._lease.renew(term)
         if reason is not None:
@@ -413,8 +407,6 @@ class Elector:
         if self._lease.release(term, reason, newer=True):
             self._handovers.give(newer.holder, self._monotonic())
         return reason
-
-    # -- small parts ---------------------------------------------------------------------------------------
 
     def _tell(self, term: Term, reason: str) -> None:
         if self._changed is not None:

@@ -72,8 +72,6 @@ class Lease:
         self.at_stake = False
         self.unheard: tuple[Term, str, bool] | None = None
 
-    # -- what is trusted -----------------------------------------------------------------------------------
-
     def trusted(self) -> Term | None:
         """The term that this replica may trust right now, or None. Safe from any thread."""
         held = self._held
@@ -104,8 +102,6 @@ class Lease:
         """Somebody leads, or led, under `term`."""
         if term.epoch > self.highest:
             self.highest, self.led_last = term.epoch, term.holder
-
-    # -- requests ------------------------------------------------------------------------------------------
 
     def look(self, channel: str | None) -> Look:
         """Look at the lease, and how many subscribe to a channel."""
@@ -209,8 +205,6 @@ class Lease:
                 extra={"action": "released", "epoch": term.epoch},
             )
         return True
-
-    # -- small parts ---------------------------------------------------------------------------------------
 
     def _trust(self, term: Term, sent: float) -> None:
         self.highest, self.led_last = max(self.highest, term.epoch), self._holder

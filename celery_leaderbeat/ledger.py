@@ -71,8 +71,6 @@ class Ledger(LedgerReader):
         ledger: Ledger = cached[1]
         return ledger
 
-    # -- the leader's side ---------------------------------------------------------------------------------
-
     def register(
         self,
         term: Term,
@@ -316,8 +314,6 @@ class Ledger(LedgerReader):
         """Slots that a leader has to look after now; a bare tick key where no record can be read."""
         keys = self.store.due_members(self._keys.unfinished)
         return [record or key for key, record in self.slots(keys).items()]
-
-    # -- the worker's side ---------------------------------------------------------------------------------
 
     def begin(
         self,

@@ -107,8 +107,6 @@ class Link:
         """What the transport raises when the broker refuses something."""
         return tuple(self._connection.channel_errors)
 
-    # -- the connection ------------------------------------------------------------------------------------
-
     def _connect(self) -> None:
         if self._connection is None:
             self._connection = self._app.connection_for_write(

@@ -164,8 +164,6 @@ class Publisher:
     def _wanted(self) -> bool:
         return not self._abandoned
 
-    # -- the thread ----------------------------------------------------------------------------------------
-
     def _run(self) -> None:
         job: _Job | None = None
         while self._wanted():

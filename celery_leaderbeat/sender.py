@@ -127,8 +127,6 @@ class Sender:
         finally:
             ledger.close()
 
-    # -- claim, publish, and what became of it -------------------------------------------------------------
-
     def go_on(self) -> Sequence[Message]:
         """Send the batch whose claim hasn't been answered, if there is one; what of it was decided."""
         return () if self._batch is None else self.send(self._batch)
@@ -341,8 +339,6 @@ class Sender:
         """The slot is claimed, its message unsent: it is sent again, whatever Redis may lose of that."""
         self._plans[message.entry].give_back(message.slot, message.stamp.attempt, message.request)
         self._elector.shadow.settled(message.key)
-
-    # -- the end -------------------------------------------------------------------------------------------
 
     def drop(self) -> None:
         """The term has ended: leave the broker, and give back what may have been claimed and isn't sent."""

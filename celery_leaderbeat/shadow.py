@@ -88,8 +88,6 @@ class Shadow:
     def __len__(self) -> int:
         return len(self._entries)
 
-    # -- what a leader notes -------------------------------------------------------------------------------
-
     def stands(self, entry: str, slot: datetime, fingerprint: str) -> None:
         """The ledger has said that this is the last decided slot of the entry."""
         with self._lock:
@@ -167,8 +165,6 @@ class Shadow:
         self._entries[entry] = Remembered(slot, "{}" if known is None else known.text, fingerprint)
         self._behind.pop(entry, None)
 
-    # -- what a standby sees -------------------------------------------------------------------------------
-
     def another_leads(self) -> None:
         """Another replica was seen to lead."""
         self.led_last = False
@@ -239,8 +235,6 @@ class Shadow:
             since = known if self.gap is None else min(self.gap[0], known)
             self.gap = (since, max(since, until))
 
-    # -- what is put back ----------------------------------------------------------------------------------
-
     def lacking(self, stored: Mapping[str, datetime], now: datetime) -> dict[str, Remembered]:
         """What is remembered, and stored no longer or only as it was before. Sets `gap`.
 
@@ -269,8 +263,6 @@ class Shadow:
         """What was lacking is back in the ledger."""
         with self._lock:
             self.gap, self._behind = None, {}
-
-    # -- pauses --------------------------------------------------------------------------------------------
 
     def see_pauses(self, stored: Mapping[str, list[Pause]], at: datetime) -> dict[str, list[Pause]]:
         """The stored pauses together with those that are remembered, which may be more."""

@@ -130,8 +130,6 @@ class Journal:
         time = datetime.fromtimestamp(at / 1e6, timezone.utc).strftime("%H:%M:%S.%f")
         return f"{time} {who:>12}  {what}"
 
-    # -- what the scripts answered -------------------------------------------------------------------------
-
     def answered(
         self,
         process: Process | None,
@@ -288,8 +286,6 @@ class Journal:
             return
         if leads != epoch or self._lease[1] <= self.hub.now:
             self.violate(f"{key} is published by who trusts in epoch {epoch}, and its lease is over")
-
-    # -- effects -------------------------------------------------------------------------------------------
 
     def arrived(self, key: str, attempt: int, epoch: int, by: object) -> None:
         """A leader's message reached the broker."""

@@ -93,8 +93,6 @@ class Trouble(Mischief):
             return True
         return False
 
-    # -- on the way ----------------------------------------------------------------------------------------
-
     def latency(self) -> float:
         return self._rng.choice((0.0004, 0.003, 0.05)) if self._rng.random() < 0.2 else 0.0
 
@@ -135,8 +133,6 @@ class Trouble(Mischief):
             seconds = self._rng.choice((0.5, 9.0, 14.0, 20.0, 35.0))
             self._world.note(f"is frozen for {seconds:g} s {what}")
             self._hub.freeze(process, seconds)
-
-    # -- on their own time ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
         for kind, disaster in self._disasters.items():

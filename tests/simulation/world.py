@@ -163,8 +163,6 @@ class World:
         #: When Redis lost everything the last time, in µs; 0 for never.
         self.emptied_at = 0
 
-    # -- its life ------------------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def living(self) -> Iterator[World]:
         """Put the package into this world; a failure inside shows the seed and the end of the story."""
@@ -288,8 +286,6 @@ class World:
         entries = ledger.entries()
         return all(name in entries and entries[name].slot >= slot for name in self.schedule)
 
-    # -- for its parts -------------------------------------------------------------------------------------
-
     def note(self, what: str) -> None:
         """Add a line to the story."""
         self.journal.note(self.hub.process or "", what)
@@ -341,8 +337,6 @@ class World:
             for process, wake in self._ears.values():
                 if process.alive:
                     wake()
-
-    # -- for the end ---------------------------------------------------------------------------------------
 
     def tell(self, broken: Sequence[str]) -> str:
         """What is wrong, with what the story says about the slot that comes first."""
