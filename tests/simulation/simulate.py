@@ -10,6 +10,7 @@ import argparse
 import multiprocessing
 import os
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -106,6 +107,10 @@ def _all(seeds: range, jobs: int, directory: str) -> int:
                 if took - said > 30:
                     said = took
                     print(f"{total.stories} stories, {total.broken} broken, {took:.0f} s", flush=True)
+        except BaseException:
+            # Nobody waits for the others' stories; the guards of the processes stop their servers.
+            pool.terminate()
+            raise
         finally:
             # Each process stops its own server at its end; one that is terminated couldn't.
             pool.close()
@@ -129,6 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (one for each core)")
     parser.add_argument("--seed", type=int, help="tell this seed's story alone, line by line")
     options = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory() as directory:
         if options.seed is not None:
             return _alone(options.seed, directory)
