@@ -23,7 +23,7 @@ local now, recalled = whole(now_in_ms()), 0
 
 for i = 4, #ARGV do
   local item, slot = cjson.decode(ARGV[i]), KEYS[i - 1]
-  if redis.call('EXISTS', slot) == 0 then
+  if redis.call('HLEN', slot) == 0 then
     -- First, as in a claim.
     redis.call('ZADD', KEYS[2], now, item.key)
     redis.call('HSET', slot, 'state', 'returned', 'epoch', ARGV[2], 'batch', '', 'key', item.key, 'entry', item.entry,
