@@ -134,18 +134,18 @@ class Elector:
         self._members = Membership(settings, self._store, holder)
         self._remarks = Remarks(settings, clock.clock)
         self._standby = Standby(
-            settings,
-            clock.clock,
-            self._desk,
-            self._store,
-            self._listener,
-            self._lease,
-            self._members,
-            self._remarks,
-            ServerCheck(settings, self._store),
-            comparison,
-            holder,
-            ShadowReader(self._store, self.shadow, clock, holder),
+            settings=settings,
+            clock=clock.clock,
+            desk=self._desk,
+            store=self._store,
+            listener=self._listener,
+            lease=self._lease,
+            members=self._members,
+            remarks=self._remarks,
+            server=ServerCheck(settings, self._store),
+            comparison=comparison,
+            holder=holder,
+            reader=ShadowReader(self._store, self.shadow, clock, holder),
         )
         self._gained: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._handing_over = False

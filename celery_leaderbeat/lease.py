@@ -51,7 +51,7 @@ class Lease:
 
     Attributes:
         highest: the highest epoch that this replica has seen.
-        led_last: the holder that led under it, empty if none was seen.
+        last_leader: the holder that led under it, empty if none was seen.
         led_until: the monotonic instant up to which this replica led last, as far as it could trust.
         at_stake: a lease of this replica may stand in Redis.
         unheard: a release that Redis hasn't answered, as the arguments of `release`; None if there is none.
@@ -67,7 +67,7 @@ class Lease:
         self._attributes = attributes
         self._held: _Held | None = None
         self.highest = 0
-        self.led_last = ""
+        self.last_leader = ""
         self.led_until = float("-inf")
         self.at_stake = False
         self.unheard: tuple[Term, str, bool] | None = None
@@ -101,7 +101,7 @@ class Lease:
     def saw(self, term: Term) -> None:
         """Somebody leads, or led, under `term`."""
         if term.epoch > self.highest:
-            self.highest, self.led_last = term.epoch, term.holder
+            self.highest, self.last_leader = term.epoch, term.holder
 
     def look(self, channel: str | None) -> Look:
         """Look at the lease, and how many subscribe to a channel."""
@@ -207,7 +207,7 @@ class Lease:
         return True
 
     def _trust(self, term: Term, sent: float) -> None:
-        self.highest, self.led_last = max(self.highest, term.epoch), self._holder
+        self.highest, self.last_leader = max(self.highest, term.epoch), self._holder
         self.led_until = sent + self._settings.lease_ttl - self._settings.margin
         self._held = _Held(term, self.led_until)
 
