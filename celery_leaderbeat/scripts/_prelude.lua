@@ -35,7 +35,8 @@ local function whole(number)
   return string.format('%d', number)
 end
 
--- Whether a release is newer than another, by their ranks. Those of different kinds have no order; any is newer than none.
+-- Whether a release is newer than another, by their ranks. Those of different kinds have no order; any is newer
+-- than none.
 local function is_newer(rank, than)
   return rank ~= '' and (than == '' or (string.sub(rank, 1, 1) == string.sub(than, 1, 1) and rank > than))
 end

@@ -1,5 +1,5 @@
--- Decides which slots are recorded again as given back, after Redis has lost their records: their leader, who lives, knows
--- that they were claimed and not sent.
+-- Decides which slots are recorded again as given back, after Redis has lost their records: those that the leader
+-- knows to be claimed and unsent, or whose entries prefer a second copy to a missed slot.
 --
 -- A record that is there says more than what is remembered, and stays.
 --
@@ -9,8 +9,8 @@
 -- ARGV  1 lease value of the term
 --       2 epoch of the term
 --       3 reason
---       4, … for each record a JSON object: key, entry, slot (µs, a string), task, task_id, attempt, prefer, ttl (ms),
---         on_crash, max_attempts
+--       4, … for each record a JSON object: key, entry, slot (µs, a string), task, task_id, attempt, prefer,
+--         ttl (ms), on_crash, max_attempts
 -- Returns  {0, lease value}  no longer the leader; nothing was written
 --          {1, slots}        for how many slots a record was written
 
@@ -30,7 +30,8 @@ for i = 4, #ARGV do
       'slot', item.slot, 'task', item.task, 'task_id', item.task_id, 'attempt', item.attempt, 'prefer', item.prefer,
       'ttl', whole(item.ttl), 'on_crash', item.on_crash, 'max_attempts', item.max_attempts, 'reason', ARGV[3])
     redis.call('PEXPIRE', slot, LONG)
-    event('returned', 'entry', item.entry, 'key', item.key, 'epoch', ARGV[2], 'attempt', item.attempt, 'reason', ARGV[3])
+    event('returned', 'entry', item.entry, 'key', item.key, 'epoch', ARGV[2], 'attempt', item.attempt,
+      'reason', ARGV[3])
     recalled = recalled + 1
   end
 end

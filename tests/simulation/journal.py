@@ -49,7 +49,6 @@ class Run:
     by: Process | None
     leased_until: int
     ended: str = ""
-    ended_at: int = 0
 
 
 @dataclass
@@ -236,7 +235,7 @@ class Journal:
         if run is None or not answer[0] or run.ended:
             return
         if state == args[1] or (args[1] == "requeued" and state in ("sent", "retrying")):
-            run.ended, run.ended_at = str(args[1]), self.hub.now
+            run.ended = str(args[1])
         else:
             self.violate(f"{key} is {state}, and its run {run.id} was told that its end, {args[1]}, counts")
 
@@ -271,10 +270,10 @@ class Journal:
         self._decided = dict(last)
 
     def published(self, key: str, due: int) -> None:
-        """A leader publishes, and would have done so at `due` if it hadn't been frozen since it made sure that it leads.
+        """A leader publishes, and would have done so at `due` but for a freeze since it made sure that it leads.
 
-        Until `due` nobody may have said that the slot is missed: the grace of whoever does so covers the slowest publish.
-        It can't cover a leader that stands still after it made sure; how long it stood still is all that excuses it.
+        Until `due` nobody may have said that the slot is missed: the grace of whoever does so covers the slowest
+        publish. It can't cover a leader that stands still after it made sure; how long it stood still is all that excuses it.
         """
         if self._given_up.get(key, due + 1) <= due:
             self.violate(f"{key} is published, and counts as missed already")

@@ -70,7 +70,6 @@ class Trouble(Mischief):
             chosen.append(_EMPTIED)
         self.rates = {kind: rng.choice(_RATES) for kind in chosen}
         self.happened: Counter[str] = Counter()
-        self._slow_until = 0
         self._disasters: dict[str, Callable[[], None]] = {
             "somebody killed": self._somebody_dies,
             "somebody frozen": self._somebody_freezes,
