@@ -2,7 +2,8 @@
 
 A round: the orders that people gave are looked at, the plans that are due are asked for their decisions
 (`policy`), what is missed or skipped is written off, what is to be sent goes to the `sender`, and every other
-second the `sweep` looks after slots that earlier leaders left and runs that died.
+second the `sweep` looks after slots that earlier leaders left and runs that died. A term begins with a sweep, before
+anything is sent; where Redis is found to have lost data, it begins anew (`restoring`).
 """
 
 from __future__ import annotations

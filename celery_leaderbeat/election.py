@@ -26,7 +26,7 @@ it is a standby. The process dies: its subscription ends with it, and a standby 
 looks a second apart, under an unchanged lease, takes the lease over. The process is frozen, or its network is
 cut: its subscription stands, and the lease expires. Redis doesn't answer a release: the replica, a standby
 now, releases the lease again when it sees that it stands. Redis loses its data: the lease is gone, the
-replica that led last is let go first, and whoever is elected puts back what it remembers (`shadow`,
+replica that led last is woken and let go first, and whoever is elected puts back what it remembers (`shadow`,
 `restoring`). The tick loop hangs: after `leaderbeat_stall_timeout` the renewals stop. No end of a term ends
 the process.
 

@@ -95,7 +95,7 @@ class Lease:
         self._held = None
 
     def has_outlived(self, term: Term) -> bool:
-        """Whether a later term than `term` has been seen: then its lease is back from a time that Redis went back to."""
+        """Whether a later term than `term` has been seen: then Redis has gone back, and its lease with it."""
         return 0 < term.epoch < self.highest
 
     def saw(self, term: Term) -> None:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Restorer:
-    """What one beat puts back into the ledger while it leads.
+    """What one replica puts back into the ledger while it leads.
 
     Parameters:
         clock: the fleet's clock.
@@ -56,7 +56,7 @@ class Restorer:
         """As `Ledger.register`; what the ledger has lost is put back first.
 
         Raises:
-            NotLeading: the lease is gone; nothing was written.
+            NotLeading: the lease is gone.
             StoreError: no answer; ask again.
         """
         now = self._clock.utcnow()
@@ -160,7 +160,7 @@ class Restorer:
         self._shadow.swept(doubtful)
 
     def leads(self, term: Term) -> None:
-        """The term goes on, and all that was decided before is known."""
+        """The term begins, and all that was decided before is known."""
         until = self._elector.trusted_until(term)
         if until is not None:
             self._shadow.leads(until)

@@ -273,7 +273,8 @@ class Journal:
         """A leader publishes, and would have done so at `due` but for a freeze since it made sure that it leads.
 
         Until `due` nobody may have said that the slot is missed: the grace of whoever does so covers the slowest
-        publish. It can't cover a leader that stands still after it made sure; how long it stood still is all that excuses it.
+        publish. It can't cover a leader that stands still after it made sure; how long it stood still is all that
+        excuses it.
         """
         if self._given_up.get(key, due + 1) <= due:
             self.violate(f"{key} is published, and counts as missed already")

@@ -1,4 +1,4 @@
-"""When a leader notices that Redis has lost what it decided, and what it gives up then; against a ledger of numbers."""
+"""When a leader notices that Redis has lost what it decided, and what becomes of slots under way; on a fake ledger."""
 
 from __future__ import annotations
 
