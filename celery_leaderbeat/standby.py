@@ -252,5 +252,5 @@ class Standby:
         if term is None:
             self._watch = None
         elif self._settings.fast_failover and not watched:
-            self._remarks.is_unseen()
+            self._remarks.leads_unseen()
         return term

@@ -53,6 +53,7 @@ _ATTEMPTS = 1_000_000
 _current: ContextVar[Tick | None] = ContextVar("leaderbeat_tick", default=None)
 #: The request whose body runs.
 _request: ContextVar[Any] = ContextVar("leaderbeat_request", default=None)
+#: The kinds of the brokers that were asked for, by app.
 _transports: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
