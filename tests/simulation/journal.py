@@ -11,9 +11,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from celery_leaderbeat.term import Term
+from celery_leaderbeat.tick import slot_to_us
 from tests.simulation.virtual import Hub, Process
 
-__all__ = ["Body", "Journal", "Run", "Sent"]
+__all__ = ["Body", "Journal", "LeftOut", "Run", "Sent"]
 
 #: The lines of a story that a failed test shows.
 _LAST = int(os.environ.get("LEADERBEAT_STORY_LINES", "60"))
@@ -29,6 +30,17 @@ class Sent:
 
     at: int
     epoch: int
+    by: str
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What a leader said of slots that it won't send: `end` is `missed` or `skipped`; in µs, both ends included."""
+
+    end: str
+    first: int
+    last: int
+    reason: str
     by: str
 
 
@@ -74,6 +86,9 @@ class Journal:
         troubles: what the package itself didn't count on.
         violations: guarantees that were broken before everybody's eyes.
         elected_at: when somebody was elected the last time, in µs.
+        first_elected_at: when somebody was elected the first time, in µs.
+        leader: whose lease stands, as far as it hasn't lapsed.
+        left_out: what leaders said of slots that they won't send, by entry.
     """
 
     hub: Hub
@@ -89,6 +104,9 @@ class Journal:
     _lease: tuple[str, int] = ("", 0)
     _epoch: int = 0
     elected_at: int = 0
+    first_elected_at: int = 0
+    leader: Process | None = None
+    left_out: defaultdict[str, list[LeftOut]] = field(default_factory=lambda: defaultdict(list))
     _given_up: dict[str, int] = field(default_factory=dict)
     _emptied: set[int] = field(default_factory=set)
     _latest: defaultdict[str, deque[Body]] = field(
@@ -158,7 +176,7 @@ class Journal:
                 return
             self.note(process or "late", f"{script} {slots or ''} -> {answer}")
             if script in ("elect", "renew", "release"):
-                self._lead(script, args, answer)
+                self._lead(process, script, args, answer)
             if script == "doubt":
                 given_up = [
                     key for key, state in zip(slots, answer[1:], strict=False) if state == "unconfirmed"
@@ -167,12 +185,14 @@ class Journal:
             if not _DOUBTS.isdisjoint(map(str, answer if isinstance(answer, list) else ())):
                 self.doubtful.update(slots)
 
-    def _lead(self, script: str, args: Sequence[Any], answer: Any) -> None:
+    def _lead(self, process: Process | None, script: str, args: Sequence[Any], answer: Any) -> None:
         if script == "elect" and answer[0] == "elected":
             epoch = Term.read(answer[1]).epoch
             if epoch <= self._epoch:
                 self.violate(f"epoch {epoch} follows epoch {self._epoch}")
             self.elected_at = self.hub.now
+            self.first_elected_at = self.first_elected_at or self.hub.now
+            self.leader = process
             self._epoch, self._lease = epoch, (answer[1], self._lease_end(args[1]))
         elif script == "renew" and answer[0] == 1:
             if args[0] != self._lease[0]:
@@ -181,7 +201,7 @@ class Journal:
         elif script == "release" and answer == 1:
             if args[0] != self._lease[0]:
                 self.violate(f"a lease was released for {args[0]}, who doesn't hold it")
-            self._lease = ("", 0)
+            self._lease, self.leader = ("", 0), None
 
     def _claim(
         self, process: Process | None, slots: Sequence[str], args: Sequence[Any], answers: Sequence[str]
@@ -245,13 +265,19 @@ class Journal:
     def emptied(self) -> None:
         """Redis has lost everything: nothing that it had granted stands any more."""
         self._emptied.add(self._epoch)
-        self._lease = ("", 0)
+        self._lease, self.leader = ("", 0), None
         self._attempts.clear()
         self._claims.clear()
         self._decided.clear()
         self.doubtful.update(self.bodies, self.sent)
         for run in self.runs.values():
             run.leased_until = min(run.leased_until, self.hub.now)
+
+    def reported(self, end: str, entry: str, first: datetime, last: datetime, reason: str) -> None:
+        """A leader says that slots of an entry are missed or skipped."""
+        by = str(self.hub.process or "")
+        self.note(by, f"says of {entry}, {first:%H:%M:%S.%f} to {last:%H:%M:%S.%f}: {end}, {reason}")
+        self.left_out[entry].append(LeftOut(end, slot_to_us(first), slot_to_us(last), reason, by))
 
     def relied_on(self, lease: str, until: int, by: object) -> None:
         """A replica would rely on its lease until this time."""

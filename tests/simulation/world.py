@@ -23,6 +23,7 @@ from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.ledger import Ledger
 from celery_leaderbeat.listener import Listener
 from celery_leaderbeat.publisher import Publisher
+from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.store import Store
 from celery_leaderbeat.tick import Stamp
@@ -214,9 +215,28 @@ class World:
         }
         for name, (original, instead, where) in stand_ins.items():
             _replace(patch, name, original, instead, where)
+        self._hear_reports(patch)
         for module, name, wait in _PACES[self.pace]:
             assert hasattr(module, name), name
             patch.setattr(module, name, wait)
+
+    def _hear_reports(self, patch: pytest.MonkeyPatch) -> None:
+        journal, missed, skipped = self.journal, Reports.missed, Reports.skipped
+
+        def missed_and_heard(
+            reports: Reports, entry: str, first: datetime, last: datetime, count: int, reason: str, *more: str
+        ) -> None:
+            journal.reported("missed", entry, first, last, reason)
+            missed(reports, entry, first, last, count, reason, *more)
+
+        def skipped_and_heard(
+            reports: Reports, entry: str, first: datetime, last: datetime, count: int, reason: str
+        ) -> None:
+            journal.reported("skipped", entry, first, last, reason)
+            skipped(reports, entry, first, last, count, reason)
+
+        patch.setattr(Reports, "missed", missed_and_heard)
+        patch.setattr(Reports, "skipped", skipped_and_heard)
 
     def _here(self) -> Process:
         process = self.hub.process

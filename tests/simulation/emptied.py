@@ -1,0 +1,74 @@
+"""What must hold where Redis is emptied under a leader that is well: it lives, isn't held up, and reaches Redis.
+
+Then nothing is lost but what Redis alone knew. The ledger can't be asked for what was before, so that this judges by the
+effects: each slot that was called for was sent, once, and ran, or a leader has said that it won't be sent, and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from celery.schedules import maybe_schedule
+
+from celery_leaderbeat.tick import slot_to_us, tick_key
+from celery_leaderbeat.timeline import slots_between
+from tests.simulation.journal import Body
+from tests.simulation.workers import TASKS
+from tests.simulation.world import World
+
+__all__ = ["unexplained"]
+
+#: Seconds after the first election within which all entries are known.
+_BEGINNING = 2.0
+#: Faults after which a run of which the ledger has lost the record may be repeated.
+_REPEATING = ("worker killed at a point", "worker frozen at a point", "delivered again")
+
+
+def unexplained(world: World, until: datetime) -> Iterator[str]:
+    """What is wrong with slots of all entries up to a time."""
+    since = datetime.fromtimestamp(world.journal.first_elected_at / 1e6, timezone.utc)
+    for name, entry in world.schedule.items():
+        schedule = maybe_schedule(entry["schedule"], app=world.app)
+        for slot in slots_between(schedule, since + timedelta(seconds=_BEGINNING), until):
+            for wrong in _wrong(world, name, entry, slot):
+                yield f"{tick_key(name, slot)} {wrong}"
+
+
+def _wrong(world: World, name: str, entry: Mapping[str, Any], slot: datetime) -> Iterator[str]:
+    journal, key, at = world.journal, tick_key(name, slot), slot_to_us(slot)
+    copies = journal.sent.get(key, {})
+    said = [told for told in journal.left_out[name] if told.first <= at <= told.last]
+    lost = [told for told in said if told.reason.startswith("Redis has lost")]
+    policy = entry["options"]["leaderbeat"]
+    if not copies and not said:
+        yield "was neither sent nor said to be missed or skipped"
+    if lost:
+        yield f"is said to be {lost[0].end}, {lost[0].reason}; its leader was well"
+    elif copies and said:
+        yield f"was sent, and is said to be {said[0].end}, {said[0].reason}"
+    yield from _sent_again(copies, policy)
+    if copies and entry["task"].startswith("fenced"):
+        yield from _not_run(world, entry, journal.bodies.get(key, []))
+
+
+def _sent_again(copies: Mapping[int, Any], policy: Mapping[str, Any]) -> Iterator[str]:
+    for attempt, sent in copies.items():
+        if len(sent) > 1:
+            yield f"was sent as attempt {attempt} {len(sent)} times: {sent}"
+    if len(copies) > 1 and policy["on_crash"] != "rerun":
+        yield f"was sent as {len(copies)} attempts"
+
+
+def _not_run(world: World, entry: Mapping[str, Any], bodies: list[Body]) -> Iterator[str]:
+    if not bodies:
+        yield "was sent, and never ran"
+        return
+    died = any(not body.end for body in bodies)
+    ended = [body for body in bodies if body.end in ("done", "failed")]
+    comes_back = TASKS[entry["task"]][1] and entry["options"]["leaderbeat"]["on_crash"] == "auto"
+    if not ended and (not died or comes_back):
+        yield f"ran, and never came to its end: {bodies}"
+    if len(ended) > 1 and not any(world.faults.happened[kind] for kind in _REPEATING):
+        yield f"ended {len(ended)} times: {ended}"
