@@ -50,7 +50,8 @@ def _wrong(world: World, name: str, entry: Mapping[str, Any], slot: datetime) ->
         yield f"was sent, and is said to be {said[0].end}, {said[0].reason}"
     yield from _sent_again(copies, policy)
     if copies and entry["task"].startswith("fenced"):
-        yield from _not_run(world, entry, journal.bodies.get(key, []))
+        begun = any(run.key == key for run in journal.runs.values())
+        yield from _not_run(world, entry, begun, journal.bodies.get(key, []))
 
 
 def _sent_again(copies: Mapping[int, Any], policy: Mapping[str, Any]) -> Iterator[str]:
@@ -61,14 +62,15 @@ def _sent_again(copies: Mapping[int, Any], policy: Mapping[str, Any]) -> Iterato
         yield f"was sent as {len(copies)} attempts"
 
 
-def _not_run(world: World, entry: Mapping[str, Any], bodies: list[Body]) -> Iterator[str]:
-    if not bodies:
-        yield "was sent, and never ran"
-        return
-    died = any(not body.end for body in bodies)
+def _not_run(world: World, entry: Mapping[str, Any], begun: bool, bodies: list[Body]) -> Iterator[str]:
+    acks_late = TASKS[entry["task"]][1]
+    died = bool(world.faults.happened["worker killed at a point"])
+    if not begun and (acks_late or not died):
+        yield "was sent, and no worker has begun it"
     ended = [body for body in bodies if body.end in ("done", "failed")]
-    comes_back = TASKS[entry["task"]][1] and entry["options"]["leaderbeat"]["on_crash"] == "auto"
-    if not ended and (not died or comes_back):
-        yield f"ran, and never came to its end: {bodies}"
+    # What dies is left to the broker.
+    comes_back = acks_late and entry["options"]["leaderbeat"]["on_crash"] == "auto"
+    if begun and not ended and (not died or comes_back):
+        yield f"was begun, and never came to its end: {bodies}"
     if len(ended) > 1 and not any(world.faults.happened[kind] for kind in _REPEATING):
         yield f"ended {len(ended)} times: {ended}"

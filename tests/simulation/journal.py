@@ -87,7 +87,6 @@ class Journal:
         violations: guarantees that were broken before everybody's eyes.
         elected_at: when somebody was elected the last time, in µs.
         first_elected_at: when somebody was elected the first time, in µs.
-        leader: whose lease stands, as far as it hasn't lapsed.
         left_out: what leaders said of slots that they won't send, by entry.
     """
 
@@ -105,7 +104,6 @@ class Journal:
     _epoch: int = 0
     elected_at: int = 0
     first_elected_at: int = 0
-    leader: Process | None = None
     left_out: defaultdict[str, list[LeftOut]] = field(default_factory=lambda: defaultdict(list))
     _given_up: dict[str, int] = field(default_factory=dict)
     _emptied: set[int] = field(default_factory=set)
@@ -176,7 +174,7 @@ class Journal:
                 return
             self.note(process or "late", f"{script} {slots or ''} -> {answer}")
             if script in ("elect", "renew", "release"):
-                self._lead(process, script, args, answer)
+                self._lead(script, args, answer)
             if script == "doubt":
                 given_up = [
                     key for key, state in zip(slots, answer[1:], strict=False) if state == "unconfirmed"
@@ -185,14 +183,13 @@ class Journal:
             if not _DOUBTS.isdisjoint(map(str, answer if isinstance(answer, list) else ())):
                 self.doubtful.update(slots)
 
-    def _lead(self, process: Process | None, script: str, args: Sequence[Any], answer: Any) -> None:
+    def _lead(self, script: str, args: Sequence[Any], answer: Any) -> None:
         if script == "elect" and answer[0] == "elected":
             epoch = Term.read(answer[1]).epoch
             if epoch <= self._epoch:
                 self.violate(f"epoch {epoch} follows epoch {self._epoch}")
             self.elected_at = self.hub.now
             self.first_elected_at = self.first_elected_at or self.hub.now
-            self.leader = process
             self._epoch, self._lease = epoch, (answer[1], self._lease_end(args[1]))
         elif script == "renew" and answer[0] == 1:
             if args[0] != self._lease[0]:
@@ -201,7 +198,7 @@ class Journal:
         elif script == "release" and answer == 1:
             if args[0] != self._lease[0]:
                 self.violate(f"a lease was released for {args[0]}, who doesn't hold it")
-            self._lease, self.leader = ("", 0), None
+            self._lease = ("", 0)
 
     def _claim(
         self, process: Process | None, slots: Sequence[str], args: Sequence[Any], answers: Sequence[str]
@@ -265,7 +262,7 @@ class Journal:
     def emptied(self) -> None:
         """Redis has lost everything: nothing that it had granted stands any more."""
         self._emptied.add(self._epoch)
-        self._lease, self.leader = ("", 0), None
+        self._lease = ("", 0)
         self._attempts.clear()
         self._claims.clear()
         self._decided.clear()

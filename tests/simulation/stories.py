@@ -116,7 +116,8 @@ def _world(server: FrozenServer, seed: int, emptied: bool) -> World:
         workers=rng.choice((1, 2, 3)),
         concurrency=rng.choice((1, 2)),
         conf=conf,
-        pace="brisk",
+        # Who finds out first that Redis is empty depends on it.
+        pace="their own" if emptied else "brisk",
         make_faults=functools.partial(Trouble, leaders_are_well=emptied),
         restart_after=lambda world: world.rng.uniform(0.2, back),
         redelivered_after=rng.choice(((0.5,), (5.0,), (0.5, 5.0, 11.0, 31.0))),

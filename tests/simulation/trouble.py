@@ -48,7 +48,6 @@ DISASTERS = {
     "broker away": 50.0,
     "delivered again": 15.0,
     "order given": 20.0,
-    "standby killed": 15.0,
     "Redis emptied": 40.0,
 }
 #: Where Redis is emptied at a point of a process's way: the chance at each, at the rate of 1.
@@ -65,7 +64,6 @@ _HARMLESS = (
     "publish slow",
     "publish unreachable",
     "delivered again",
-    "standby killed",
 )
 _RATES = (0.5, 1.0, 3.0, 6.0)
 _CHANCES = {**_STRIKES, **_WAYS, "Redis emptied at a point": _EMPTIED_AT_A_POINT}
@@ -101,7 +99,6 @@ class Trouble(Mischief):
             "broker away": self._broker_leaves,
             "delivered again": self._something_is_delivered_again,
             "order given": self._somebody_gives_an_order,
-            "standby killed": self._a_standby_dies,
             "Redis emptied": self._redis_is_emptied,
         }
 
@@ -188,19 +185,6 @@ class Trouble(Mischief):
 
     def _something_is_delivered_again(self) -> None:
         self._world.broker.deliver_again()
-
-    def _a_standby_dies(self) -> None:
-        leader = self._world.journal.leader
-        standbys = [
-            replica.process
-            for replica in self._world.replicas
-            if replica.process.alive and replica.process is not leader
-        ]
-        # Where Redis has just been emptied, nobody knows who is about to lead again.
-        if standbys and leader is not None:
-            victim = self._rng.choice(standbys)
-            self._world.note(f"{victim} is killed, and doesn't lead")
-            self._world.kill(victim)
 
     def _redis_is_emptied(self) -> None:
         self._world.empty_redis()

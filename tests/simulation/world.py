@@ -47,6 +47,7 @@ _TROUBLE = ("tick_failed", "election_failed", "schedule_failed", "entry_refused"
 
 #: How often replicas look at what seldom changes: most of a story's time goes there.
 _PACES = {
+    "their own": (),
     "hurried": (
         (dispatch, "_LOOK_EVERY", 2.0),
         (standby, "_LOOK_INTERVAL", 1.0),
@@ -134,7 +135,7 @@ class World:
     workers: int = 2
     concurrency: int = 1
     conf: Mapping[str, Any] = field(default_factory=dict)
-    pace: Literal["hurried", "brisk", "leisurely"] = "hurried"
+    pace: Literal["their own", "hurried", "brisk", "leisurely"] = "hurried"
     work: Callable[[Stamp, Any], Work] = lambda stamp, task: Work()
     make_faults: Callable[[World], Faults] = lambda world: Faults()
     restart_after: Callable[[World], float] = lambda world: 5.0
@@ -224,10 +225,16 @@ class World:
         journal, missed, skipped = self.journal, Reports.missed, Reports.skipped
 
         def missed_and_heard(
-            reports: Reports, entry: str, first: datetime, last: datetime, count: int, reason: str, *more: str
+            reports: Reports,
+            entry: str,
+            first: datetime,
+            last: datetime,
+            count: int,
+            reason: str,
+            prefer: str = "missed",
         ) -> None:
             journal.reported("missed", entry, first, last, reason)
-            missed(reports, entry, first, last, count, reason, *more)
+            missed(reports, entry, first, last, count, reason, prefer)
 
         def skipped_and_heard(
             reports: Reports, entry: str, first: datetime, last: datetime, count: int, reason: str
