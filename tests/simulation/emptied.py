@@ -70,7 +70,9 @@ def _not_run(world: World, entry: Mapping[str, Any], begun: bool, bodies: list[B
     ended = [body for body in bodies if body.end in ("done", "failed")]
     # What dies is left to the broker.
     comes_back = acks_late and entry["options"]["leaderbeat"]["on_crash"] == "auto"
-    if begun and not ended and (not died or comes_back):
+    # Its message is acknowledged, and the ledger has forgotten it: nobody waits for it.
+    goes_on = any(not body.end and body.by.alive for body in bodies)
+    if begun and not ended and not goes_on and (not died or comes_back):
         yield f"was begun, and never came to its end: {bodies}"
     if len(ended) > 1 and not any(world.faults.happened[kind] for kind in _REPEATING):
         yield f"ended {len(ended)} times: {ended}"

@@ -61,11 +61,12 @@ _EMPTIED = ("Redis emptied", "Redis emptied at a point")
 _HARMLESS = (
     "worker killed at a point",
     "worker frozen at a point",
-    "publish slow",
     "publish unreachable",
     "delivered again",
 )
 _RATES = (0.5, 1.0, 3.0, 6.0)
+#: Seconds after which a leader knows that nobody listens there.
+_AT_ONCE = 0.001
 _CHANCES = {**_STRIKES, **_WAYS, "Redis emptied at a point": _EMPTIED_AT_A_POINT}
 
 
@@ -87,6 +88,7 @@ class Trouble(Mischief):
             chosen = rng.sample([kind for kind in KINDS if kind not in _EMPTIED], few)
             if rng.random() < 0.1:
                 chosen += rng.choice((_EMPTIED[:1], _EMPTIED[1:]))
+        self._leaders_are_well = leaders_are_well
         self.rates = {kind: rng.choice(_RATES) for kind in chosen}
         self.happened: Counter[str] = Counter()
         self._slow_until = 0
@@ -142,6 +144,10 @@ class Trouble(Mischief):
             if self._strikes(f"publish {outcome}"):
                 return outcome  # type: ignore[return-value]
         return ""
+
+    def unreachable_takes(self, patience: float) -> float:
+        # A leader that waits for its broker finds out too late that Redis is empty: another one leads.
+        return _AT_ONCE if self._leaders_are_well else super().unreachable_takes(patience)
 
     def publish_takes(self, patience: float) -> float:
         return self._rng.uniform(0.1, 0.98) * patience if self._strikes("publish slow") else 0.0
