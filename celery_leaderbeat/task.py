@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from celery import Task
 from celery.exceptions import Ignore, Reject
@@ -52,6 +53,7 @@ _ATTEMPTS = 1_000_000
 _current: ContextVar[Tick | None] = ContextVar("leaderbeat_tick", default=None)
 #: The request whose body runs.
 _request: ContextVar[Any] = ContextVar("leaderbeat_request", default=None)
+_transports: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 class Tick:
@@ -228,8 +230,7 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
         if stamp.put_off or (self.request.delivery_info or {}).get("redelivered"):
             return True
         # Other transports don't say.
-        driver = self.app.connection_for_read().transport.driver_type
-        return driver not in ("amqp", "redis")
+        return _transport(self.app) not in ("amqp", "redis")
 
     def _unverifiable(self, stamp: Stamp, exc: StoreError) -> Verdict:
         if self.when_unverifiable == "run":
@@ -305,6 +306,14 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
                 wait = min(wait * 2, 5.0)
             else:
                 raise Ignore(f"put off for {seconds:.1f} s")
+
+
+def _transport(app: Any) -> str:
+    """The kind of the broker; asked once per app, since a connection takes longer to make up than a slot to begin."""
+    found = _transports.get(app)
+    if found is None:
+        found = _transports[app] = str(app.connection_for_read().transport.driver_type)
+    return found
 
 
 def _held_at_most(app: Any) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from celery_leaderbeat.errors import StoreUnavailable
@@ -37,6 +37,22 @@ class _Client:
             return answer
 
         return call
+
+
+class _Way:
+    """Translates what is raised on the way to the server; little else, since that seldom happens."""
+
+    def __init__(self, translate: Callable[[str], AbstractContextManager[None]], what: str) -> None:
+        self._translate = translate
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
+        if exc is not None:
+            with self._translate(self._what):
+                raise exc
 
 
 def sim_store(world: World) -> type[Store]:
@@ -84,13 +100,11 @@ def sim_store(world: World) -> type[Store]:
         def close(self) -> None:
             """The connection is the world's."""
 
-        @contextlib.contextmanager
-        def _on_the_way(self, what: str) -> Iterator[None]:
+        def _on_the_way(self, what: str) -> _Way:
             if hub.process is not None and self._running is None:
                 self._go("")
             world.sync()
-            with self._translate(what):
-                yield
+            return _Way(self._translate, what)
 
         def _execute(self, script: str, keys: Sequence[Any], args: Sequence[Any]) -> Any:
             self._running = (script, keys, args)

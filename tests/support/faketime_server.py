@@ -1,23 +1,21 @@
 """A Valkey server whose clock stands still until a test moves it.
 
-`libfaketime` is loaded into the server and answers every question for the time, of the wall clock and of the
-monotonic one, from a file. Everything that the server does by time follows: `TIME`, the ends of keys, the ids of
-streams. The monotonic clock has to stand still too: the server would otherwise carry its wall clock forward by it
-for a millisecond before it asks again.
+A library that is loaded into the server answers every question for the time, of the wall clock and of the monotonic one.
+Everything that the server does by time follows: `TIME`, the ends of keys, the ids of streams. The monotonic clock has to
+stand still too: the server would otherwise carry its wall clock forward by it for a millisecond before it asks again.
 """
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import tempfile
-from datetime import datetime, timezone
 from pathlib import Path
 
-from tests.support.faketime import faketime_library, missing
+from tests.support.faketime import missing
 from tests.support.quick_client import QuickClient
 from tests.support.servers import RedisServer, require
+from tests.support.still_clock import StillClock, still_clock
 
 __all__ = ["FrozenServer", "require_frozen_server"]
 
@@ -32,36 +30,22 @@ _QUICK = (
 class FrozenServer(RedisServer):
     """A Valkey server at the time that `set_time` named last, in µs since the Unix epoch."""
 
-    def __init__(self, directory: Path, now_us: int, library: Path) -> None:
+    def __init__(self, directory: Path, now_us: int, clock: StillClock) -> None:
         # A path of its own: that of a test's directory may be too long for a socket.
         self._socket = Path(tempfile.mkdtemp()) / "frozen"
         listens = ("--unixsocket", str(self._socket))
         super().__init__(require("valkey"), directory, *_QUICK, *listens, name="frozen-valkey")
         self._quick: QuickClient | None = None
-        path = directory / "now"
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        self._clock = clock
         self._now_us = -1
-        self._second, self._text = -1, ""
         self.set_time(now_us)
-        self.env |= {
-            "LD_PRELOAD": str(library),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_TIMESTAMP_FILE": str(path),
-            "DONT_FAKE_MONOTONIC": "0",
-        }
+        self.env |= clock.env
 
     def set_time(self, now_us: int) -> None:
         """Set the clock; back is a step of it, as a real one may make."""
-        if now_us == self._now_us:
-            return
-        self._now_us = now_us
-        second, fraction = divmod(now_us, 1_000_000)
-        if second != self._second:
-            self._second = second
-            self._text = datetime.fromtimestamp(second, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
-        # The library reads a fraction as a float; half a microsecond more keeps it from rounding down. The
-        # length never changes, so the server never reads half a time.
-        os.pwrite(self._file, f"{self._text}.{fraction:06}500\n".encode(), 0)
+        if now_us != self._now_us:
+            self._now_us = now_us
+            self._clock.set(now_us)
 
     def quick_client(self) -> QuickClient:
         """A client that costs little time, closed when the server is stopped for good."""
@@ -81,14 +65,12 @@ class FrozenServer(RedisServer):
             self._quick = None
         super().stop()
         shutil.rmtree(self._socket.parent, ignore_errors=True)
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._clock.close()
 
 
 def require_frozen_server(directory: Path, now_us: int) -> FrozenServer:
     """Start such a server; where that can't be, skip the test, or fail it under `CI=true`."""
-    server = FrozenServer(directory, now_us, faketime_library())
+    server = FrozenServer(directory, now_us, still_clock(directory))
     server.start()
     for step in (0, 123_456, 9_999_999):
         server.set_time(now_us + step)
