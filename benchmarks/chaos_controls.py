@@ -61,7 +61,7 @@ def strike(setup: Setup, seed: int, seconds: float) -> tuple[Tally, int, int]:
             wait_for(lambda: fleet.tap.arrivals, 30, "the first message is sent")
             time.sleep(3)
             began = fleet.now()
-            nemesis = Nemesis(fleet, before_loss=lambda: None, say=lambda line: None)
+            nemesis = Nemesis(fleet, lose=lambda: None, say=lambda line: None)
             nemesis.run(plan, seconds)
             ended = fleet.now()
             for struck in nemesis.struck:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from celery_leaderbeat.debts import Debt
-from celery_leaderbeat.message import Message, Outcome, seconds_until
+from celery_leaderbeat.expiry import seconds_until
+from celery_leaderbeat.message import Message, Outcome
 from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.records import Claim
 from celery_leaderbeat.term import Term
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "record_lifetime"]
 
 #: Records are kept for at least this many periods of their entry.
 _PERIODS = 3
@@ -53,7 +54,7 @@ class Batch:
                     task=message.task,
                     task_id=message.task_id,
                     prefer=message.prefer,
-                    ttl=_ttl(plan, message.slot, retention),
+                    ttl=record_lifetime(plan, message.slot, retention),
                     attempt=message.stamp.attempt,
                     on_crash=policy.on_crash,
                     max_attempts=policy.max_attempts,
@@ -104,6 +105,13 @@ class Batch:
             if message.outcome is not None and not message.settled:
                 yield self.debt(message)
 
+    def unsent(self) -> Iterator[Message]:
+        """The messages that are known to be unsent, and of which nobody has been told."""
+        for message, debt in ((m, self.debt(m)) for m in self.messages if m.outcome and not m.settled):
+            if debt.outcome == "returned":
+                yield message
 
-def _ttl(plan: Plan, slot: datetime, retention: float) -> float:
+
+def record_lifetime(plan: Plan, slot: datetime, retention: float) -> float:
+    """For how many seconds the record of a slot is kept, at least for `retention`."""
     return min(max(_PERIODS * plan.period_of(slot).total_seconds(), retention), _LONGEST_RETENTION)

@@ -33,6 +33,7 @@ class Debts:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._open: deque[Debt] = deque()
+        self._is_away = False
 
     def open(self) -> list[Debt]:
         """What is open now."""
@@ -48,7 +49,10 @@ class Debts:
         self.try_to_settle()
 
     def try_to_settle(self) -> None:
-        """Tell the ledger all that is open, if it answers."""
+        """Tell the ledger all that is open, if it answers; not asked again until `settle` has seen that it does."""
+        if self._is_away:
+            # Each of many messages would wait for it as long.
+            return
         try:
             self.settle()
         except StoreError as exc:
@@ -62,9 +66,11 @@ class Debts:
         """
         open_debts = self.open()
         if open_debts:
+            self._is_away = True
             tell(ledger or self._ledger, open_debts)
             for debt in open_debts:
                 self._open.remove(debt)
+        self._is_away = False
 
 
 def tell(ledger: Ledger, debts: Iterable[Debt]) -> None:

@@ -21,7 +21,7 @@ from celery_leaderbeat.clock_watch import StepWatch
 from celery_leaderbeat.election import Elector
 from celery_leaderbeat.errors import StoreError
 from celery_leaderbeat.ledger import HORIZON, Ledger, NotLeading
-from celery_leaderbeat.message import Message, build_message, seconds_until
+from celery_leaderbeat.message import Message, build_message
 from celery_leaderbeat.orders import Orders
 from celery_leaderbeat.pauses import PAUSES_KEPT, Pause, Pauses
 from celery_leaderbeat.plan import ASK_AGAIN_AFTER, Plan
@@ -120,10 +120,10 @@ class Dispatcher:
                 self._sweep_at = self._monotonic() + _SWEEP_EVERY
                 # What the ledger wasn't told in this round must not look like a claim that nobody published.
                 self._sender.settle()
-                if self._sweep.run():
+                doubtful = self._sweep.run()
+                self._restorer.swept(doubtful)
+                if doubtful:
                     self._sweep_at = self._monotonic() + _SWEEP_EVERY / 4
-                else:
-                    self._restorer.swept()
                 if self._restorer.is_incomplete():
                     self._term = None
                     self._begin(term)
@@ -320,7 +320,7 @@ class Dispatcher:
                     break
                 self._write_off(term, plan, decision)
                 continue
-            message = self._message(term, plan, decision, now)
+            message = self._message(term, plan, decision)
             if message is None:
                 break
             messages.append(message)
@@ -329,11 +329,11 @@ class Dispatcher:
                 break
         return messages
 
-    def _message(self, term: Term, plan: Plan, send: Send, now: datetime) -> Message | None:
+    def _message(self, term: Term, plan: Plan, send: Send) -> Message | None:
         """The message of a slot; None if it can't be sent, which is noted."""
         force = self._requested is not None and self._requested.forces(send.request)
         try:
-            message = build_message(
+            return build_message(
                 plan, send.slot, term.epoch, self._settings.key_prefix, send.attempt, send.request, force
             )
         except Exception as exc:
@@ -344,12 +344,6 @@ class Dispatcher:
             )
             plan.doom(send.slot, f"its arguments can't be built: {exc!r}")
             return None
-        expires = message.options.get("expires")
-        left = seconds_until(expires, now)
-        if left is not None and left <= 0:
-            plan.doom(send.slot, f"born expired: expires is {expires}")
-            return None
-        return message
 
     def _write_off(self, term: Term, plan: Plan, decision: Miss | Skip) -> None:
         returned = [tick_key(plan.name, slot) for slot in decision.returned]

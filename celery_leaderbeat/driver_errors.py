@@ -33,6 +33,8 @@ _CLASSES = (
     redis.exceptions.TryAgainError,
     OSError,
 )
+#: What is said where a script uses a command that the user may not use, before Redis 7 and since.
+_NO_PERMISSION = re.compile(r"NOPERM|The user executing the script can't ")
 #: Codes after which another server may be the right one.
 _WRONG_SERVER = ("CLUSTERDOWN", "MASTERDOWN", "READONLY")
 
@@ -88,8 +90,19 @@ class Translator:
             return StoreUnavailable(f"Redis can't serve {what} now: {self._read_only()}")
         if code:
             return StoreUnavailable(f"Redis can't serve {what} now: {text}")
+        if isinstance(exc, redis.exceptions.AuthenticationError):
+            # It may be that the password is just being changed.
+            return StoreUnavailable(
+                f"Redis refused the login, for {what}: {text.rstrip('.')}. Check the user and the password of "
+                f"{self._target.display} ({self._setting})"
+            )
         if isinstance(exc, _CLASSES):
             return StoreUnavailable(f"Redis gave no answer to {what}: {text}{self._hint(text)}")
+        if isinstance(exc, redis.exceptions.NoPermissionError) or _NO_PERMISSION.search(text):
+            return StoreError(
+                f"Redis refused {what}: {text.rstrip('.')}. The user of {self._target.display} ({self._setting}) needs "
+                "the rules in docs/redis.md"
+            )
         return StoreError(f"Redis refused {what}: {text}")
 
     def _moved(self, what: str, text: str) -> StoreError:

@@ -145,7 +145,7 @@ class Elector:
             ServerCheck(settings, self._store),
             comparison,
             holder,
-            ShadowReader(self._store, self.shadow, clock),
+            ShadowReader(self._store, self.shadow, clock, holder),
         )
         self._gained: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._handing_over = False
@@ -406,7 +406,7 @@ class Elector:
         while self._desk.working and not self._desk.stopping and self._monotonic() < until:
             self._desk.wait(_ROUND)
         reason = f"released for a newer release ({newer.release}, of {newer.holder})"
-        if self._lease.release(term, reason):
+        if self._lease.release(term, reason, newer=True):
             self._handovers.give(newer.holder, self._monotonic())
         return reason
 

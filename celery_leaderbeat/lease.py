@@ -54,7 +54,7 @@ class Lease:
         led_last: the holder that led under it, empty if none was seen.
         led_until: the monotonic instant up to which this replica led last, as far as it could trust.
         at_stake: a lease of this replica may stand in Redis.
-        unheard: a release that Redis hasn't answered, with its reason; None if there is none.
+        unheard: a release that Redis hasn't answered, as the arguments of `release`; None if there is none.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Lease:
         self.led_last = ""
         self.led_until = float("-inf")
         self.at_stake = False
-        self.unheard: tuple[Term, str] | None = None
+        self.unheard: tuple[Term, str, bool] | None = None
 
     # -- what is trusted -----------------------------------------------------------------------------------
 
@@ -176,15 +176,18 @@ class Lease:
         self._trust(term, sent)
         return None
 
-    def release(self, term: Term, reason: str) -> bool:
-        """Release the lease of `term`, if it still is that one's. False if Redis doesn't answer: then it expires."""
+    def release(self, term: Term, reason: str, newer: bool = False) -> bool:
+        """Release the lease of `term`, if it still is that one's. False if Redis doesn't answer: then it expires.
+
+        `newer`: it is left to a newer release.
+        """
         keys = self._store.keys
         sharded = "1" if self._settings.redis.kind == "cluster" else ""
         try:
             released = self._store.run(
                 "release",
                 [keys.lease, keys.released],
-                [term.value, keys.wake, term.epoch, reason[:500], sharded],
+                [term.value, keys.wake, term.epoch, reason[:500], sharded, "1" if newer else ""],
             )
         except StoreError as exc:
             logger.warning(
@@ -194,7 +197,7 @@ class Lease:
                 self._settings.lease_ttl,
                 extra={"action": "release_failed", "epoch": term.epoch},
             )
-            self.unheard = (term, reason)
+            self.unheard = (term, reason, newer)
             return False
         self._held, self.at_stake, self.unheard = None, False, None
         self.led_until = min(self.led_until, self._monotonic())

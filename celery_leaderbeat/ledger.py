@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
@@ -143,6 +143,21 @@ class Ledger(LedgerReader):
         keys = [self._keys.lease, self._keys.paused]
         return int(self._leading(self.store.run("recall_pauses", keys, [term.value, *args]))[0])
 
+    def recall_slots(self, term: Term, slots: Sequence[Claim], reason: str) -> int:
+        """Record slots again as given back, whose records the ledger has lost; returns how many it had lost.
+
+        Raises:
+            NotLeading: the lease is gone; nothing was written by the last request.
+        """
+        recalled = 0
+        for i in range(0, len(slots), _CHUNK):
+            chunk = slots[i : i + _CHUNK]
+            keys = [self._keys.lease, self._keys.unfinished, *(self._keys.slot(slot.key) for slot in chunk)]
+            items = [json.dumps(_record_of(slot)) for slot in chunk]
+            answer = self.store.run("recall_slots", keys, [term.value, term.epoch, reason[:500], *items])
+            recalled += int(self._leading(answer)[0])
+        return recalled
+
     def claim(self, term: Term, batch: str, claims: Sequence[Claim]) -> list[str]:
         """Claim slots; for each `"claimed"`, or why not (see `claim.lua`). The same `batch` may ask again.
 
@@ -157,17 +172,8 @@ class Ledger(LedgerReader):
         items = []
         for claim in claims:
             item: dict[str, Any] = {
-                "key": claim.key,
-                "entry": claim.entry,
-                "slot": str(slot_to_us(claim.slot)),
+                **_record_of(claim),
                 "fingerprint": claim.fingerprint,
-                "task": claim.task,
-                "task_id": claim.task_id,
-                "attempt": claim.attempt,
-                "prefer": claim.prefer,
-                "ttl": round(claim.ttl * 1000),
-                "on_crash": claim.on_crash,
-                "max_attempts": claim.max_attempts,
                 "overlap": claim.overlap,
                 "request": claim.request,
                 "force": claim.force,
@@ -220,10 +226,13 @@ class Ledger(LedgerReader):
         )
         return [str(text) for text in answer]
 
-    def doubt(self, term: Term, keys: Sequence[str], until: float) -> list[str]:
+    def doubt(
+        self, term: Term, keys: Sequence[str], until: float, following: Collection[str] = ()
+    ) -> list[str]:
         """Count older epochs' unconfirmed claims as missed from `until` on (Unix seconds).
 
-        Returns the states.
+        Returns the states. `following` are those of the keys whose slot is its entry's next one after that of the key
+        before it: neighbours are one range.
 
         Raises:
             NotLeading: the lease is gone; nothing was written.
@@ -235,7 +244,12 @@ class Ledger(LedgerReader):
             answer = self.store.run(
                 "doubt",
                 [own.lease, own.unfinished, own.counts, *map(own.slot, chunk)],
-                [term.value, term.epoch, round(until * 1000), *chunk],
+                [
+                    term.value,
+                    term.epoch,
+                    round(until * 1000),
+                    *(text for key in chunk for text in (key, "1" if key in following else "")),
+                ],
             )
             states += [str(text) for text in self._leading(answer)]
         return states
@@ -385,6 +399,22 @@ class Ledger(LedgerReader):
         if answer[0] != 1:
             raise NotLeading(answer[1])
         return answer[1:]
+
+
+def _record_of(claim: Claim) -> dict[str, str | int]:
+    """What a slot's record takes from its claim."""
+    return {
+        "key": claim.key,
+        "entry": claim.entry,
+        "slot": str(slot_to_us(claim.slot)),
+        "task": claim.task,
+        "task_id": claim.task_id,
+        "attempt": claim.attempt,
+        "prefer": claim.prefer,
+        "ttl": round(claim.ttl * 1000),
+        "on_crash": claim.on_crash,
+        "max_attempts": claim.max_attempts,
+    }
 
 
 def _as_args(name: str, fingerprint: str, recalled: Mapping[str, Recalled]) -> tuple[str, str, str, str]:

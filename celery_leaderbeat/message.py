@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import Any, Literal
 
 from celery.beat import BeatLazyFunc
@@ -15,7 +14,7 @@ from celery.beat import BeatLazyFunc
 from celery_leaderbeat.plan import POLICY_OPTION, Plan
 from celery_leaderbeat.tick import Stamp, task_id, tick_key
 
-__all__ = ["Message", "Outcome", "build_message", "seconds_until", "with_instants"]
+__all__ = ["Message", "Outcome", "build_message"]
 
 #: Options of an entry that this package sets itself: a publish is tried once, and the slot names the task.
 _OURS = (POLICY_OPTION, "producer", "retry", "retry_policy", "task_id")
@@ -132,50 +131,6 @@ def build_message(
         request=request,
         force=force,
     )
-
-
-def seconds_until(expires: Any, now: datetime) -> float | None:
-    """Seconds from `now` until a message with this `expires` option expires; None if it doesn't.
-
-    Numbers are seconds from the send, naive times are in UTC, as Celery reads them; what Celery would refuse
-    is left to it.
-    """
-    if isinstance(expires, timedelta):
-        return expires.total_seconds()
-    if isinstance(expires, (int, float)):
-        return None if isinstance(expires, bool) else float(expires)
-    if isinstance(expires, str):
-        try:
-            expires = datetime.fromisoformat(expires.replace("Z", "+00:00"))
-        except ValueError:
-            return None
-    if not isinstance(expires, datetime):
-        return None
-    if expires.tzinfo is None:
-        expires = expires.replace(tzinfo=timezone.utc)
-    return float((expires - now).total_seconds())
-
-
-def with_instants(options: dict[str, Any], now: datetime) -> dict[str, Any]:
-    """The options with `expires` and `countdown` as instants, where they are seconds from the send.
-
-    Celery would count them from this host's wall clock. Where that is behind the workers', the message would
-    expire before it arrived. What can't be counted is left to Celery, which refuses it.
-
-    Parameters:
-        options: of a message.
-        now: the fleet's time.
-    """
-    counted = dict(options)
-    for given, instant in (("expires", "expires"), ("countdown", "eta")):
-        seconds = counted.get(given)
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds:
-            continue
-        with contextlib.suppress(OverflowError, ValueError):
-            counted[instant] = now + timedelta(seconds=seconds)
-            if instant != given:
-                del counted[given]
-    return counted
 
 
 def _evaluated(value: Any) -> Any:

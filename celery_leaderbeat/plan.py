@@ -25,6 +25,7 @@ from itertools import chain
 from typing import Any
 
 from celery_leaderbeat.due import due_slots, send_times
+from celery_leaderbeat.expiry import born_expired
 from celery_leaderbeat.pauses import Pauses
 from celery_leaderbeat.policy import Decision, Due, Miss, Policy, Send, decide, send_time
 from celery_leaderbeat.timeline import next_slot
@@ -124,8 +125,9 @@ class Plan:
             self._look_ahead()
             self._postponed = None
         decisions: list[Decision] = []
+        expired = born_expired(getattr(self.entry, "options", None) or {}, now)
         for decision in self._decisions(now, led_since, pauses or Pauses()):
-            decisions.append(self._unless_doomed(decision))
+            _append(decisions, self._unless_doomed(decision, expired))
             if self.policy.overlap != "allow" and isinstance(decisions[-1], Send):
                 break
         if not decisions and self.when is not None and self.when <= now:
@@ -268,12 +270,27 @@ class Plan:
             self.last = slot
         self._ahead = {slot for slot in self._ahead if slot > self.last}
 
-    def _unless_doomed(self, decision: Decision) -> Decision:
-        if not isinstance(decision, Send) or decision.slot not in self._doomed:
+    def _unless_doomed(self, decision: Decision, expired: str) -> Decision:
+        reason = self._doomed.get(decision.slot, expired) if isinstance(decision, Send) else ""
+        if not isinstance(decision, Send) or not reason:
             return decision
         slot = decision.slot
         returned = (slot,) if slot in self.returned else ()
-        return Miss(slot, slot, 1, self._doomed[slot], returned)
+        return Miss(slot, slot, 1, reason, returned)
+
+
+def _append(decisions: list[Decision], decision: Decision) -> None:
+    """Add a decision; fresh slots that are missed one after the other for the same reason are one range."""
+    before = decisions[-1] if decisions else None
+    if (
+        isinstance(before, Miss)
+        and isinstance(decision, Miss)
+        and before.reason == decision.reason
+        and not (before.returned or decision.returned)
+    ):
+        decisions[-1] = Miss(before.first, decision.last, before.count + decision.count, decision.reason)
+    else:
+        decisions.append(decision)
 
 
 def _lazily(judge: Callable[..., list[Decision]], policy: Policy, due: Iterable[Due]) -> Iterator[Decision]:

@@ -35,8 +35,9 @@ from kombu.exceptions import EncodeError, OperationalError
 
 from celery_leaderbeat.backoff import backoff
 from celery_leaderbeat.clock import FleetClock
+from celery_leaderbeat.expiry import with_instants
 from celery_leaderbeat.link import GivenUp, Link
-from celery_leaderbeat.message import Message, Outcome, with_instants
+from celery_leaderbeat.message import Message, Outcome
 from celery_leaderbeat.tick import slot_text
 
 __all__ = ["Listening", "Publisher"]

@@ -14,10 +14,12 @@ from celery_leaderbeat.shadow import Shadow
 from celery_leaderbeat.tick import slot_from_us
 from celery_leaderbeat.timeline import backlog
 
-__all__ = ["LOST", "recall"]
+__all__ = ["LOST", "UNSENT", "recall"]
 
 #: Why a slot is missed that may have been decided.
 LOST = "Redis has lost data, and with it whether it was sent"
+#: Why slots wait to be sent that were claimed before.
+UNSENT = "Redis has lost its record; its leader knows that it wasn't sent"
 #: So many slots are walked over where they can't be counted.
 _MOST = 1000
 _MICROSECOND = timedelta(microseconds=1)
@@ -51,24 +53,27 @@ def recall(
         if name in lacking:
             record = lacking[name].record
             slot, fingerprint = slot_from_us(lacking[name].slot), str(record["fingerprint"])
-            unknown = _unknown(shadow.gap, plans.get(name), fingerprint, slot)
+            unknown = _unknown(shadow, plans.get(name), fingerprint, slot)
             found[name] = Recalled(json.dumps(record), *(unknown or ()))
             continue
-        unknown = _unknown(shadow.gap, plans.get(name), stored[name].fingerprint, stored[name].slot)
+        unknown = _unknown(shadow, plans.get(name), stored[name].fingerprint, stored[name].slot)
         if unknown is not None:
             found[name] = Recalled("", *unknown)
     return found
 
 
 def _unknown(
-    gap: tuple[datetime, datetime] | None, plan: Plan | None, fingerprint: str, after: datetime
+    shadow: Shadow, plan: Plan | None, fingerprint: str, after: datetime
 ) -> tuple[datetime, datetime, int] | None:
     """The slots later than `after` that may have been sent in the gap: first, last and number."""
-    if gap is None or gap[0] >= gap[1] or after >= gap[1]:
+    if shadow.gap is None or not shadow.gap_is_open or after >= shadow.gap[1]:
         return None
-    until = gap[1]
+    until = shadow.gap[1]
     if plan is None:
         return (after + _MICROSECOND, until, 0)
+    if shadow.led_last and plan.policy.prefer == "duplicate":
+        # As far as anybody knows, nobody has led since this replica did.
+        return None
     if plan.fingerprint != fingerprint:
         # What its earlier schedule had due is skipped.
         return None

@@ -38,7 +38,7 @@ class Remarks:
         now = self._clock.monotonic()
         if now - self._complained.get(kind, -_COMPLAIN_EVERY) >= _COMPLAIN_EVERY:
             self._complained[kind] = now
-            logger.log(level, message, *args, extra={"action": "election_trouble"})
+            logger.log(level, message, *args, extra={"action": "election_trouble", "trouble": kind})
 
     def stands_by_for_nobody(self) -> None:
         """What was said of the leader may be said again."""
@@ -78,6 +78,16 @@ class Remarks:
                 release,
                 extra={"action": "left_to_newer", "candidate": holder, "release": release},
             )
+
+    def is_unseen(self) -> None:
+        """The server doesn't show the leader's subscription."""
+        self.complain(
+            "unseen",
+            "The server doesn't show this leader's subscription (PUBSUB NUMSUB). Should its process die, the others wait "
+            "for the end of its lease, up to %.0f s, instead of about two seconds.",
+            self._settings.lease_ttl,
+            level=logging.INFO,
+        )
 
     def came_back(self, term: Term, highest: int) -> None:
         """The lease is an older term's again."""

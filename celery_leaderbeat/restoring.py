@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
+from celery_leaderbeat.batch import record_lifetime
 from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.election import Elector
 from celery_leaderbeat.errors import StampError
 from celery_leaderbeat.ledger import Ledger, NotLeading
 from celery_leaderbeat.pauses import Pause, lacking_pauses
 from celery_leaderbeat.plan import Plan
-from celery_leaderbeat.recall import LOST, recall
-from celery_leaderbeat.records import Recalled
+from celery_leaderbeat.recall import LOST, UNSENT, recall
+from celery_leaderbeat.records import Claim, Recalled
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.shadow_reader import decided_in
 from celery_leaderbeat.term import Term
-from celery_leaderbeat.tick import parse_tick_key, slot_text, tick_key
+from celery_leaderbeat.tick import parse_tick_key, slot_text, task_id, tick_key
 
 __all__ = ["Restorer"]
 
@@ -67,7 +67,7 @@ class Restorer:
             self._recalled = (term, found)
         recalled = self._recalled[1]
         if recalled:
-            self._give_up_claimed(term)
+            self._settle_claims(term)
         fingerprints = {name: plan.fingerprint for name, plan in self._plans.items()}
         self.found_loss = bool(recalled)
         positions = self._ledger.register(term, fingerprints, now, stored, recalled, LOST)
@@ -102,30 +102,82 @@ class Restorer:
             if plan is not None and known.first is not None and known.last is not None:
                 self._reports.missed(name, known.first, known.last, known.count, LOST, plan.policy.prefer)
 
-    def _give_up_claimed(self, term: Term) -> None:
-        """Slots that were claimed or given back, and whose records are lost with that, are missed."""
-        claimed = {
-            tick_key(name, slot): (name, slot)
+    def _settle_claims(self, term: Term) -> None:
+        """Decide about slots that were claimed or given back, and whose records are lost.
+
+        What this leader knows to be unsent is recorded again as given back. The others may have been sent: they are
+        missed, unless this leader claimed them itself, and their entry prefers a duplicate.
+        """
+        owed, claims = self._owed(), self._shadow.open_claims
+        lost = [key for key, record in self._ledger.slots([*{**owed, **claims}]).items() if record is None]
+        recalled, doubtful = [], []
+        for key in lost:
+            attempt = owed.get(key, claims.get(key))
+            claim = None if attempt is None else self._claim(key, attempt)
+            sure = key in owed and not self._shadow.gap_is_open
+            if claim is not None and (sure or claim.prefer == "duplicate"):
+                recalled.append(claim)
+            else:
+                doubtful.append(key)
+        if recalled:
+            self._ledger.recall_slots(term, recalled, UNSENT)
+            logger.warning(
+                "Redis has lost the records of %d slots, from %s to %s, that this leader had claimed and not sent. "
+                "They are recorded again, and sent as the policies say.",
+                len(recalled),
+                slot_text(min(claim.slot for claim in recalled)),
+                slot_text(max(claim.slot for claim in recalled)),
+                extra={"action": "slots_recalled", "count": len(recalled)},
+            )
+        for key in doubtful:
+            self._elector.progress()
+            self._write_off(term, key)
+        for key in lost:
+            self._shadow.settled(key)
+
+    def _owed(self) -> dict[str, int]:
+        """The slots that this leader knows to be claimed and unsent, with their attempts."""
+        if not self._shadow.led_last:
+            # Another leader has taken them up.
+            return {}
+        return {
+            tick_key(name, slot): back.attempt
             for name, plan in self._plans.items()
             for slot, back in plan.returned.items()
             # What was asked for needn't have a record.
             if not back.request
         }
-        for key in self._shadow.open_claims:
-            with contextlib.suppress(StampError):
-                claimed[key] = parse_tick_key(key)
-        for key, record in self._ledger.slots(list(claimed)).items():
-            if record is not None:
-                continue
-            name, slot = claimed[key]
-            plan = self._plans.get(name)
-            self._elector.progress()
-            fingerprint = "" if plan is None else plan.fingerprint
-            self._ledger.write_off(term, "missed", name, slot, slot, 1, LOST, fingerprint, [key])
-            self._shadow.settled(key)
-            if plan is not None:
-                plan.returned.pop(slot, None)
-            self._reports.missed(name, slot, slot, 1, LOST, "missed" if plan is None else plan.policy.prefer)
+
+    def _claim(self, key: str, attempt: int) -> Claim | None:
+        """A claim as it was; None where the schedule doesn't have its entry."""
+        entry, slot = parse_tick_key(key)
+        plan = self._plans.get(entry)
+        if plan is None:
+            return None
+        settings = self._ledger.settings
+        return Claim(
+            key=key,
+            entry=entry,
+            slot=slot,
+            fingerprint=plan.fingerprint,
+            task=plan.entry.task,
+            task_id=task_id(settings.key_prefix, key, attempt),
+            prefer=plan.policy.prefer,
+            ttl=record_lifetime(plan, slot, settings.slot_retention),
+            attempt=attempt,
+            on_crash=plan.policy.on_crash,
+            max_attempts=plan.policy.max_attempts,
+        )
+
+    def _write_off(self, term: Term, key: str) -> None:
+        try:
+            entry, slot = parse_tick_key(key)
+        except StampError:
+            return
+        plan = self._plans.get(entry)
+        fingerprint, prefer = ("", "missed") if plan is None else (plan.fingerprint, plan.policy.prefer)
+        self._ledger.write_off(term, "missed", entry, slot, slot, 1, LOST, fingerprint, [key])
+        self._reports.missed(entry, slot, slot, 1, LOST, prefer)
 
     def has_gone_back(self, term: Term) -> bool:
         """Whether the ledger has lost what was decided since the last look, as in a failover to a replica that lagged.
@@ -178,9 +230,9 @@ class Restorer:
         """A slot is decided under this leader."""
         self._shadow.decided(plan.name, slot, plan.fingerprint)
 
-    def swept(self) -> None:
-        """All that was claimed has been looked after."""
-        self._shadow.swept()
+    def swept(self, doubtful: Iterable[str]) -> None:
+        """All that was claimed has been looked after, but for these slots."""
+        self._shadow.swept(doubtful)
 
     def leads(self, term: Term) -> None:
         """The term goes on, and all that was decided before is known."""

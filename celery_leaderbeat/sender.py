@@ -170,7 +170,7 @@ class Sender:
                 message.settle(Outcome("unsent", str(exc)))
                 message.settled = True
                 self._debts.add(batch.debt(message))
-                self._plans[message.entry].give_back(message.slot, message.stamp.attempt, message.request)
+                self._is_unsent(message)
         self._debts.try_to_settle()
         self._batch = None
         self._replication.failed(str(exc))
@@ -215,7 +215,7 @@ class Sender:
         """Note the answer to a claim. Whether the slot is ours to send."""
         plan = self._plans[message.entry]
         if answer == "claimed":
-            self._elector.shadow.claimed(message.key)
+            self._elector.shadow.claimed(message.key, message.stamp.attempt)
             self._advance(plan, message.slot)
             self._reports.sent(plan.name)
             return True
@@ -269,7 +269,6 @@ class Sender:
             if outcome is None:
                 continue
             self._sent_before.note(message, outcome)
-            self._elector.shadow.settled(message.key)
             if outcome.kind == "sent":
                 began = self._monotonic()
                 self._plans[message.entry].failures = 0
@@ -277,6 +276,7 @@ class Sender:
                     self._debts.add(batch.debt(message))
             else:
                 self._not_sent(batch, message, outcome)
+            self._elector.shadow.settled(message.key)
             message.settled = True
             if message.key in known:
                 # Nothing was asked of the broker.
@@ -315,7 +315,7 @@ class Sender:
                 plan.name, message.slot, message.slot, 1, f"unconfirmed: {reason}", message.prefer
             )
             return
-        plan.give_back(message.slot, message.stamp.attempt, message.request)
+        self._is_unsent(message)
         if kind == "impossible":
             logger.error(
                 "Entry %r can't be sent: %s.",
@@ -337,6 +337,11 @@ class Sender:
             extra={"action": "returned", "tick_key": message.key, "reason": reason},
         )
 
+    def _is_unsent(self, message: Message) -> None:
+        """The slot is claimed, its message unsent: it is sent again, whatever Redis may lose of that."""
+        self._plans[message.entry].give_back(message.slot, message.stamp.attempt, message.request)
+        self._elector.shadow.settled(message.key)
+
     # -- the end -------------------------------------------------------------------------------------------
 
     def drop(self) -> None:
@@ -349,6 +354,9 @@ class Sender:
             batch.abandon("its leader lost the lease")
             for debt in batch.unsettled():
                 self._debts.add(debt)
+            for message in batch.unsent():
+                if message.key in self._elector.shadow.open_claims:
+                    self._is_unsent(message)
 
     def close(self, timeout: float) -> None:
         """Give back what is claimed and not published. Takes about `timeout` seconds at most.

@@ -68,6 +68,7 @@ class Shadow:
         gap: from when until when anything may have been decided that isn't remembered, since Redis has lost
             it; None where nothing is missing.
         claims: how many slots this replica has claimed as a leader.
+        led_last: nobody is known to have led since this replica did.
     """
 
     def __init__(self) -> None:
@@ -76,8 +77,10 @@ class Shadow:
         self._entries: dict[str, Remembered] = {}
         self._behind: dict[str, int] = {}
         self._pauses: dict[str, list[Pause]] = {}
-        self._claimed: frozenset[str] = frozenset()
+        # The attempt of an own claim; None for what was read.
+        self._claimed: Mapping[str, int | None] = {}
         self.claims = 0
+        self.led_last = False
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -97,25 +100,28 @@ class Shadow:
             if known is None or known.slot < slot_to_us(slot):
                 self._put(entry, slot_to_us(slot), fingerprint)
 
-    def claimed(self, key: str) -> None:
+    def claimed(self, key: str, attempt: int) -> None:
         """The leader has claimed a slot, and will know what becomes of its message."""
         with self._lock:
             self.claims += 1
-            self._claimed |= {key}
+            self._claimed = {**self._claimed, key: attempt}
 
     def settled(self, key: str) -> None:
         """It is known what became of a slot that was claimed."""
         with self._lock:
-            self._claimed -= {key}
+            self._claimed = {other: attempt for other, attempt in self._claimed.items() if other != key}
 
-    def swept(self) -> None:
-        """The leader has looked after all that was claimed, and nothing is under way."""
+    def swept(self, doubtful: Iterable[str]) -> None:
+        """The leader has looked after all that was claimed but for these, and nothing is under way."""
         with self._lock:
-            self._claimed = frozenset()
+            self._claimed = dict.fromkeys(doubtful)
 
     @property
-    def open_claims(self) -> frozenset[str]:
-        """The tick keys of slots that were claimed, and of which it isn't known whether they were sent."""
+    def open_claims(self) -> Mapping[str, int | None]:
+        """The tick keys of slots that were claimed, and of which it isn't known whether they were sent.
+
+        With the attempt that this replica has claimed; None where another did, or where it is given back.
+        """
         return self._claimed
 
     def removed(self, entry: str, at: datetime) -> None:
@@ -135,6 +141,7 @@ class Shadow:
     def leads(self, until: datetime) -> None:
         """This replica leads, and goes on from here: nobody else can decide anything until then."""
         with self._lock:
+            self.led_last = True
             self._know(until)
 
     def ended(self, at: datetime) -> None:
@@ -149,6 +156,10 @@ class Shadow:
 
     # -- what a standby sees -------------------------------------------------------------------------------
 
+    def another_leads(self) -> None:
+        """Another replica was seen to lead."""
+        self.led_last = False
+
     def unchanged(self, at: datetime, led: bool = False) -> None:
         """At `at` the ledger was as it had been seen before, and somebody led, or not."""
         with self._lock:
@@ -158,7 +169,7 @@ class Shadow:
         """These slots were claimed or given back, while somebody led, or not."""
         with self._lock:
             # What is lost with the lease isn't settled by that.
-            self._claimed = frozenset(keys) if led else self._claimed.union(keys)
+            self._claimed = dict.fromkeys(keys) if led else {**dict.fromkeys(keys), **self._claimed}
 
     def see(self, stored: Mapping[str, str], at: datetime, until: datetime, led: bool = False) -> None:
         """Between `at` and `until` the hash `entries` held this, and somebody led, or not."""
@@ -235,6 +246,11 @@ class Shadow:
             }
             self._note({name: slot_to_us(stored[name]) if name in stored else 0 for name in found}, now)
             return found
+
+    @property
+    def gap_is_open(self) -> bool:
+        """Whether anything may have been decided that isn't remembered, and is lost."""
+        return self.gap is not None and self.gap[0] < self.gap[1]
 
     def put_back(self) -> None:
         """What was lacking is back in the ledger."""

@@ -11,6 +11,7 @@ from celery_leaderbeat.errors import StoreError
 from celery_leaderbeat.pauses import Pause, parse_pauses
 from celery_leaderbeat.shadow import Shadow
 from celery_leaderbeat.store import Look, Store
+from celery_leaderbeat.term import Term
 
 __all__ = ["ShadowReader", "decided_in"]
 
@@ -18,9 +19,8 @@ logger = logging.getLogger(__name__)
 
 #: What isn't counted (new, changed and removed entries) is read within so many seconds.
 _AT_LEAST_EVERY = 5.0
-#: Reading takes up at most one part in so many of a standby's time.
-_SHARE = 20
-
+#: After reading, a standby waits so many times as long as that took. What is decided meanwhile it doesn't know.
+_PAUSE = 5
 
 #: Totals that grow when a last decided slot moves.
 _DECISIONS = ("claimed", "missed", "skipped")
@@ -36,12 +36,14 @@ class ShadowReader:
         store: the elector's connection.
         shadow: what is to be kept.
         clock: the fleet's clock.
+        holder: the identity of this replica.
     """
 
-    def __init__(self, store: Store, shadow: Shadow, clock: FleetClock) -> None:
+    def __init__(self, store: Store, shadow: Shadow, clock: FleetClock, holder: str) -> None:
         self._store = store
         self._shadow = shadow
         self._clock = clock
+        self._holder = holder
         self._seen: tuple[str | None, int] | None = None
         self._counts: Mapping[str, str] | None = None
         self._not_before = self._not_after = float("-inf")
@@ -56,6 +58,11 @@ class ShadowReader:
         """Whether the ledger holds less than is remembered, as far as has been seen."""
         return self._shadow.lacks
 
+    @property
+    def knows_nothing(self) -> bool:
+        """Whether no entry is remembered, as in a replica that has just started."""
+        return not len(self._shadow)
+
     def fingerprints(self) -> dict[str, str]:
         """Of the leader's entries, as they were read last."""
         return self._shadow.fingerprints()
@@ -65,10 +72,13 @@ class ShadowReader:
         at = datetime.fromtimestamp(self._clock.at(look.now), timezone.utc)
         self._shadow.see_pauses(_readable(look.paused), at)
         led = look.value is not None
+        if look.value is not None and Term.read(look.value).holder != self._holder:
+            self._shadow.another_leads()
         seen = (look.value, decided_in(look.counts))
         began = self._clock.clock.monotonic()
         anew = seen != self._seen or began >= self._not_after
-        if anew and began < self._not_before:
+        if anew and led and began < self._not_before:
+            # Where nobody leads, data may have been lost: that has to be known before an election.
             return
         try:
             if anew or look.counts != self._counts:
@@ -87,7 +97,7 @@ class ShadowReader:
         self._shadow.see(stored, at, self._clock.utcnow(), led)
         ended = self._clock.clock.monotonic()
         self._seen = seen
-        self._not_before = ended + _SHARE * (ended - began)
+        self._not_before = ended + _PAUSE * (ended - began)
         self._not_after = max(ended + _AT_LEAST_EVERY, self._not_before)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.comparison import Comparison
 from celery_leaderbeat.desk import Desk
-from celery_leaderbeat.errors import StoreError, StoreUnavailable
+from celery_leaderbeat.errors import StoreError, StoreUnavailable, sentence
 from celery_leaderbeat.lease import ForeignPrefix, Lease, LeftToNewer
 from celery_leaderbeat.listener import Listener
 from celery_leaderbeat.membership import Membership
@@ -31,8 +31,12 @@ _LOOK_INTERVAL = 0.5
 #: Longest that a standby waits for its own subscription before it stands for election, in seconds.
 _SUBSCRIBE_FIRST = 0.5
 #: So long a lease that was lost with other data is left to the replica that led last, in seconds; and if that is seen
-#: to live, which then finds out by itself.
-_COURTESY, _PATIENCE = 0.3, 0.7
+#: to live, which takes part in the election once it is woken.
+_COURTESY, _PATIENCE = 0.3, 2.0
+#: So long a replica that has just started leaves an empty ledger to those that have not.
+_MODESTY = 0.7
+#: So long after Redis was away, others may not have come back yet, in seconds.
+_COMING_BACK = 3.0
 #: Wait before a lease that was left to a newer release is looked at again, in seconds.
 _LEFT = 0.1
 #: Wait before the leader's schedule is compared again, in seconds.
@@ -69,7 +73,7 @@ class Standby:
         self._comparison = comparison
         self._holder = holder
         self._reader = reader
-        self._unable_until = float("-inf")
+        self._unable_until = self._away_at = float("-inf")
         # Of one wait for an election:
         self._watch: Watch | None = None
         self._free_since: float | None = None
@@ -140,7 +144,11 @@ class Standby:
         channel = None
         if self._watch is not None and self._settings.fast_failover:
             channel = self._store.keys.alive(self._watch.term.holder)
-        look = self._lease.look(channel)
+        try:
+            look = self._lease.look(channel)
+        except StoreError:
+            self._away_at = self._clock.monotonic()
+            raise
         self._server.once(look.now)
         self._reader.look(look)
         now = self._clock.monotonic()
@@ -148,6 +156,8 @@ class Standby:
             self._free_since = None
         elif self._free_since is None:
             self._free_since = now
+            if self._reader.lacks:
+                self._wake_who_led()
         watch = self._watch
         if watch is not None and watch.term.value == look.value:
             self._compare(watch.term)
@@ -163,6 +173,14 @@ class Standby:
         elif watch is not None and watch.term.holder != self._holder:
             self._lease.saw(watch.term)
         return look, watch, gone
+
+    def _wake_who_led(self) -> None:
+        """Redis has lost the lease with other data: whoever led last may not know yet."""
+        try:
+            self._store.wake()
+        except StoreError as exc:
+            # It finds out by itself, a little later.
+            self._remarks.complain("wake", "Couldn't wake the other replicas: %s", sentence(exc))
 
     def _compare(self, term: Term) -> None:
         now = self._clock.monotonic()
@@ -180,27 +198,31 @@ class Standby:
     def _may_stand(self) -> bool:
         """Whether this replica stands for election, or leaves it to another.
 
-        To the one that led last, for a moment, after Redis has lost data: it knows best what was decided. And to
-        any, after it has stepped down.
+        To the one that led last, for a moment, after Redis has lost data: it knows best what was decided. To any, for a
+        moment, if the ledger is empty and this replica has just started: they may know what it held. And to any, after it has
+        stepped down.
         """
-        free_since = self._free_since
-        if (
-            self._reader.lacks
-            and free_since is not None
-            and self._clock.monotonic() - free_since < self._courtesy()
-        ):
+        now = self._clock.monotonic()
+        free_for = 0.0 if self._free_since is None else now - self._free_since
+        if self._free_since is not None and free_for < self._courtesy():
             return False
-        if self._clock.monotonic() >= self._desk.candidate_from or not self._members.others:
+        if now >= self._desk.candidate_from or not self._members.others:
             return True
         return self._nobody_takes_it
 
     def _courtesy(self) -> float:
-        """So long a lease that was lost with other data is left to the replica that led last, in seconds."""
+        """So long a free lease is left to a replica that knows more, in seconds."""
+        now = self._clock.monotonic()
+        if self._reader.knows_nothing:
+            others = (self._store.subscribers(self._store.keys.wake) or 0) > self._listener.subscribed
+            return _MODESTY if others or now - self._away_at < _COMING_BACK else 0.0
+        if not self._reader.lacks:
+            return 0.0
         led_last = self._lease.led_last
         if led_last != self._holder:
             return _PATIENCE if self._store.subscribers(self._store.keys.alive(led_last)) else _COURTESY
         # Frozen since, another may have led, and be about to go on.
-        return 0.0 if self._clock.monotonic() < self._lease.led_until else _COURTESY
+        return 0.0 if now < self._lease.led_until else _COURTESY
 
     def _stand(self, takes_over: str) -> Term | None:
         """Stand for election; the term if it was won."""
@@ -223,4 +245,6 @@ class Standby:
             raise
         if term is None:
             self._watch = None
+        elif self._settings.fast_failover and not watched:
+            self._remarks.is_unseen()
         return term

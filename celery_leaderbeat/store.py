@@ -117,7 +117,7 @@ class Keys:
 
     @property
     def wake(self) -> str:
-        """Channel: a lease was released, or a replica of a release stands for election."""
+        """Channel: a lease was released or is gone, or a replica of a release stands for election."""
         return self._key("wake")
 
     def alive(self, holder: str) -> str:
@@ -269,6 +269,10 @@ class Store:
     def subscribers(self, channel: str) -> int | None:
         """How many connections subscribe to `channel`; None where the server doesn't say."""
         return subscribers(self._client, self._translated, self._cluster, channel)
+
+    def wake(self) -> None:
+        """Have all replicas look whether they lead."""
+        self.run("wake", [self.keys.lease], [self.keys.wake, int(self._cluster)])
 
     def now(self) -> datetime:
         """The server's time, in UTC."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from itertools import pairwise
 from typing import Any
 
 from celery_leaderbeat.errors import StampError
@@ -62,8 +63,8 @@ class Sweep:
         self._doubtful: dict[str, SlotRecord] = {}
         self._dying: dict[str, SlotRecord] = {}
 
-    def run(self) -> bool:
-        """Look once. True while slots are in doubt.
+    def run(self) -> Collection[str]:
+        """Look once. The tick keys of slots that are in doubt still.
 
         Raises:
             NotLeading: the term is over.
@@ -94,19 +95,42 @@ class Sweep:
         self._bury()
         return self._doubt(settled)
 
-    def _doubt(self, settled: list[str]) -> bool:
+    def _doubt(self, settled: list[str]) -> Collection[str]:
         # What was in doubt stays in doubt here until the answer has been seen: it is reported once.
-        keys = [*self._doubtful, *settled]
+        claims = sorted(self._doubtful.values(), key=lambda claim: (claim.entry, claim.slot))
+        keys = [*(claim.key for claim in claims), *settled]
         if not keys:
-            return False
-        for key, state in zip(keys, self._ledger.doubt(self._term, keys, self._until), strict=True):
-            if state == "wait":
-                continue
-            claim = self._doubtful.pop(key, None)
-            if claim is not None and state == "unconfirmed":
-                reason = f"unconfirmed: epoch {claim.epoch} claimed it and was gone before it confirmed it"
-                self._reports.missed(claim.entry, claim.slot, claim.slot, 1, reason)
-        return bool(self._doubtful)
+            return ()
+        following = {after.key for before, after in pairwise(claims) if self._follows(before, after)}
+        answers = self._ledger.doubt(self._term, keys, self._until, following)
+        missed: list[SlotRecord] = []
+        for claim, state in zip(claims, answers, strict=False):
+            if missed and (state != "unconfirmed" or claim.key not in following):
+                self._unconfirmed(missed)
+                missed = []
+            if state == "unconfirmed":
+                missed.append(claim)
+            if state != "wait":
+                del self._doubtful[claim.key]
+        if missed:
+            self._unconfirmed(missed)
+        return self._doubtful.keys()
+
+    def _follows(self, before: SlotRecord, after: SlotRecord) -> bool:
+        """Whether two claims of one epoch are neighbours on their entry's schedule."""
+        plan = self._plans.get(before.entry)
+        return (
+            (before.entry, before.epoch) == (after.entry, after.epoch)
+            and plan is not None
+            and before.slot + plan.period_of(before.slot) == after.slot
+        )
+
+    def _unconfirmed(self, claims: list[SlotRecord]) -> None:
+        """Report neighbouring slots that one leader left unconfirmed."""
+        first, last = claims[0], claims[-1]
+        them = "it" if first is last else "them"
+        reason = f"unconfirmed: epoch {first.epoch} claimed {them} and was gone before it confirmed {them}"
+        self._reports.missed(first.entry, first.slot, last.slot, len(claims), reason)
 
     def _lost(self, key: str) -> None:
         """Redis has lost the record of a slot that was to be looked after."""
@@ -115,7 +139,9 @@ class Sweep:
         except StampError:
             return
         self._ledger.write_off(self._term, "missed", entry, slot, slot, 1, _LOST, "", [key])
-        self._reports.missed(entry, slot, slot, 1, _LOST)
+        plan = self._plans.get(entry)
+        prefer = "missed" if plan is None else plan.policy.prefer
+        self._reports.missed(entry, slot, slot, 1, _LOST, prefer)
 
     def _bury(self) -> None:
         """Decide about runs whose lease is over."""

@@ -92,6 +92,15 @@ def redis_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
         server.stop()
 
 
+@pytest.fixture
+def one_server(redis_servers: Callable[[str], RedisServer]) -> RedisServer:
+    """A server of the first kind that is found, empty: for what would take too long on each of them."""
+    found = [name for name in REDIS_KINDS if find(name).binary]
+    server = redis_servers(found[0] if found else REDIS_KINDS[0])
+    server.flush()
+    return server
+
+
 @pytest.fixture(scope="session")
 def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]:
     """The session's RabbitMQ. Take a `vhost()` of it for each test."""

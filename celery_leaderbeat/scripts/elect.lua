@@ -9,7 +9,7 @@
 -- KEYS  1 lease: who leads (JSON), expires with the term
 --       2 epoch: the latest epoch
 --       3 app: the identity of the application that this prefix belongs to
---       4 released: the epoch whose leader released the lease last
+--       4 released: the epoch whose leader released the lease last, and why
 --       5 replicas: sorted set of holder -> when it was seen last (Unix seconds)
 --       6 releases: hash of holder -> {release, rank, stands}
 -- ARGV  1 holder of the candidate
@@ -44,13 +44,14 @@ local now = redis.call('TIME')
 local stored = tonumber(redis.call('GET', KEYS[2]) or '0') or 0
 local epoch = math.max(stored + 1, tonumber(ARGV[3]) + 1, tonumber(now[1]))
 
+local released, how = string.match(redis.call('GET', KEYS[4]) or '', '^(%d+) (.+)$')
 local why = 'expired'
 if held then
   why = 'deposed'
 elseif stored == 0 then
   why = 'free'
-elseif tonumber(redis.call('GET', KEYS[4]) or '0') == stored then
-  why = 'released'
+elseif tonumber(released or '') == stored then
+  why = how
 end
 
 local lease = cjson.decode(ARGV[5])

@@ -2,19 +2,20 @@
 -- the standbys are woken in the same step.
 --
 -- KEYS  1 lease
---       2 released: the epoch whose leader released the lease last
+--       2 released: the epoch whose leader released the lease last, and why, as the next election says it
 -- ARGV  1 lease value of the term
 --       2 channel on which standbys wait
 --       3 epoch of the term
 --       4 reason
 --       5 '1' in a cluster, whose channels may be sharded
+--       6 '1' if it is left to a newer release
 -- Returns  1 released, 0 the lease was not ours
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0
 end
 redis.call('DEL', KEYS[1])
-redis.call('SET', KEYS[2], ARGV[3])
+redis.call('SET', KEYS[2], ARGV[3] .. (ARGV[6] == '1' and ' released for a newer release' or ' released'))
 redis.call('PUBLISH', ARGV[2], 'released')
 if ARGV[5] == '1' then
   -- Older servers don't know it, and their channels are all plain.

@@ -265,7 +265,7 @@ class _Slot:
         if redelivered and self.faults.worker_struck(first, second.t):
             # DESIGN.md, on_crash: "what the broker redelivers runs again once the dead run's lease is over".
             self._allow("redeliveries of acks_late tasks whose worker was struck")
-        elif self.faults.lost_data(first.t - 1, second.t):
+        elif self.faults.lost_data(min(first.t, self.faults.asked_at(second)) - 1, second.t):
             # DESIGN.md, FencedTask: "No record (expired, evicted, flushed): runs, and records itself".
             self._allow("bodies that began again because Redis had lost the record")
         else:
@@ -333,6 +333,11 @@ class _Slot:
             if self.faults.lost_data_and_leader(self.called.slot - 15, max(t for _, t in reasons)):
                 # docs/data-loss.md: "If it died together with the data, the gap is missed".
                 self._allow("missed: Redis lost its data while its leader was struck")
+            elif self.entry.prefer == "missed" and self.faults.lost_data_and_stayed_away(
+                self.called.slot - 15, max(t for _, t in reasons)
+            ):
+                # The same: "... and the whole outage where it was away".
+                self._allow("missed: Redis lost its data, and was away for longer than its leader's trust")
             elif self.entry.overlap == "queue":
                 # docs/data-loss.md: "Slots that had been given back, and waited to be sent: missed".
                 self._allow("missed: Redis lost its data while it waited for its turn")
@@ -455,18 +460,38 @@ class _Faults:
         """Whether something befell a body's worker, or the ledger that it reports to, before `until`."""
         return self.of(body.worker, body.t - 1, until) or self.of("ledger", body.t - 1, until)
 
+    def asked_at(self, body: Body) -> float:
+        """When a body's worker asked whether it may run: before a pause that lay between the answer and the body."""
+        return min(
+            (
+                begun
+                for kind, begun, ended in self._struck.get(body.worker, ())
+                if kind == "pause" and begun <= body.t <= ended + 1
+            ),
+            default=body.t,
+        )
+
     def workers_struck(self, since: float, until: float) -> bool:
         """Whether something befell any worker, or Redis, in this time."""
         return any(self.of(name, since - 1, until) for name in (*self._workers, "ledger"))
 
     def lost_data_and_leader(self, since: float, until: float) -> bool:
-        """Whether Redis lost its data in this time, while something befell whoever led."""
+        """Whether Redis lost its data in this time, while something befell whoever led, or had led a lease before."""
         for lost in self._losses:
             if since <= lost <= until:
-                led = max((term for term in self._terms if term.since <= lost), key=lambda term: term.since)
-                if self.of(led.beat, lost - _LEASE, lost + _LEASE):
-                    return True
+                for led in self._terms:
+                    ours = led.since <= lost and led.until >= lost - _LEASE
+                    if ours and self.of(led.beat, lost - _LEASE, lost + _LEASE):
+                        return True
         return False
+
+    def lost_data_and_stayed_away(self, since: float, until: float) -> bool:
+        """Whether Redis lost its data in this time, and was away then, so that whoever led lost its trust."""
+        return any(
+            since <= lost <= until
+            and self.of("ledger", lost + 0.01, lost + _LEASE, "redis pause", "redis restart", "failover")
+            for lost in self._losses
+        )
 
     def lost_data(self, since: float, until: float) -> bool:
         """Whether Redis lost its data in this time."""

@@ -15,6 +15,7 @@ from celery import Celery
 
 from celery_leaderbeat.errors import StoreError
 from celery_leaderbeat.ledger import Ledger
+from celery_leaderbeat.settings import Settings
 from tests.chaos.fleet import Fleet, read_journal
 from tests.chaos.history import Body, Effect, End, History, Loss, Report, Term
 from tests.chaos.nemesis import Struck
@@ -23,6 +24,8 @@ from tests.chaos.schedule import entries
 __all__ = ["Collector"]
 
 _RANGE = re.compile(r"(?:from (?P<first>\S+Z) to (?P<last>\S+Z) are|the slot (?P<slot>\S+Z) is) missed")
+#: Longest that a slot takes to come to its end, in seconds.
+_LONGEST = 60.0
 #: Ends that later looks don't change.
 _NO_ANSWER = ("unexplained", "forgotten")
 
@@ -30,35 +33,44 @@ _NO_ANSWER = ("unexplained", "forgotten")
 class Collector:
     """Listens to a fleet's ledger while it runs, and reads everything at the end.
 
-    The audit is asked for again before each loss of data: who watches his slots has read it by then.
+    What the audit would have said right before a loss of data is asked for as well: who watches his slots has read it
+    by then.
     """
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._app = Celery("project", broker="memory://", set_as_current=False)
         assert fleet.ledger is not None
-        self._app.conf.leaderbeat_redis_url = fleet.ledger.url()
         self._app.conf.update(fleet.ledger.conf)
-        self._ledger = Ledger.for_app(self._app)
+        self._ledger = self._reader(fleet.ledger.url())
+        self._lost = self._reader(fleet.ledger.lost_url())
+        self._reading: threading.Thread | None = None
         self._ends: dict[str, End] = {}
         self._losses: list[Loss] = []
         self._lock = threading.Lock()
         self.since = fleet.now()
 
+    def _reader(self, url: str) -> Ledger:
+        self._app.conf.leaderbeat_redis_url = url
+        return Ledger(Settings.from_app(self._app, warn=False))
+
     def close(self) -> None:
         """Close the connections."""
+        self._wait()
         self._ledger.close()
+        self._lost.close()
         self._app.close()
 
     def audit(self, until: float | None = None) -> list[str]:
         """Ask what became of each slot so far; the keys of those that aren't at their end."""
+        self._wait()
+        return self._audit(self._ledger, self.since, until if until is not None else self._fleet.now())
+
+    def _audit(self, ledger: Ledger, since: float, until: float) -> list[str]:
         with self._lock:
-            began = _instant(self.since)
-            end = _instant(until if until is not None else self._fleet.now())
             open_keys = []
             for name, entry in _all_entries(self._fleet.version).items():
-                audit = self._ledger.audit(name, began, end, None)
-                for slot in audit.slots:
+                for slot in ledger.audit(name, _instant(since), _instant(until), None).slots:
                     record = slot.record
                     told = End(
                         slot.end,
@@ -75,17 +87,32 @@ class Collector:
                         open_keys.append(slot.key)
             return open_keys
 
-    def before_loss(self, how: str = "flush") -> None:
-        """Redis is about to lose its data."""
-        # Where it was away already, nobody has read it.
+    def lose(self) -> None:
+        """Have Redis lose its data, and read what was lost, as the audit would have had it."""
+        self._wait()
+        assert self._fleet.ledger is not None
+        since = max(self.since, self._losses[-1].t - _LONGEST) if self._losses else self.since
+        self._fleet.ledger.flush()
+        lost = self._fleet.now()
+        self._losses.append(Loss(lost, "flush"))
+        self._reading = threading.Thread(target=self._read_lost, args=(since, lost))
+        self._reading.start()
+
+    def _read_lost(self, since: float, until: float) -> None:
+        # What was away is lost unread.
         with contextlib.suppress(StoreError):
-            self.audit()
-        self._losses.append(Loss(self._fleet.now(), how))
+            self._audit(self._lost, since, until)
+
+    def _wait(self) -> None:
+        """Wait until what was lost is read: what is said later counts more."""
+        if self._reading is not None:
+            self._reading.join()
 
     def history(
         self, seed: int, began: float, ended: float, struck: Iterable[Struck], trouble: Iterable[str]
     ) -> History:
         """Everything, at the end."""
+        self._wait()
         fleet = self._fleet
         bodies: list[Body] = []
         refused: defaultdict[str, list[str]] = defaultdict(list)

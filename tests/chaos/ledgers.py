@@ -15,8 +15,8 @@ from tests.support.waits import wait_for
 
 __all__ = ["Ledger", "Standalone", "Watched", "start_ledger"]
 
-#: The database that holds our keys.
-_DB = 0
+#: The database that holds our keys, and the one to which they go when they are lost.
+_DB, _LOST = 0, 9
 
 
 class Ledger(Protocol):
@@ -44,6 +44,10 @@ class Ledger(Protocol):
 
     def flush(self) -> None:
         """Lose our keys."""
+
+    def lost_url(self) -> str:
+        """Where those are that were lost last, for who wants to know what was lost."""
+        ...
 
     def heal(self) -> None:
         """End whatever is left of a fault."""
@@ -80,7 +84,11 @@ class Standalone:
 
     def flush(self) -> None:
         """Lose our keys."""
-        self.server.client(_DB).flushdb()
+        _lose(self.server)
+
+    def lost_url(self) -> str:
+        """Where those are that were lost last."""
+        return self.server.url(_LOST)
 
     def heal(self) -> None:
         """End whatever is left of a fault."""
@@ -133,7 +141,11 @@ class Watched:
 
     def flush(self) -> None:
         """Lose our keys."""
-        self.server.client(_DB).flushdb()
+        _lose(self.server)
+
+    def lost_url(self) -> str:
+        """Where those are that were lost last."""
+        return self.group.url(_LOST)
 
     def heal(self) -> None:
         """End whatever is left of a fault."""
@@ -159,6 +171,12 @@ class Watched:
             leads = primary.client().info("replication")["role"] == "master"
             return leads and state["role"] == "slave" and state["master_link_status"] == "up"
         return False
+
+
+def _lose(server: RedisServer) -> None:
+    """To its clients a database that changes places with an empty one is flushed."""
+    server.client(_LOST).flushdb()
+    server.client(_DB).swapdb(_DB, _LOST)
 
 
 def start_ledger(topology: str, kind: str, directory: Path) -> Ledger:

@@ -32,15 +32,13 @@ class Nemesis:
 
     Parameters:
         fleet: the victim.
-        before_loss: called right before Redis loses its data.
+        lose: has Redis lose its data.
         say: called with a line for each fault.
     """
 
-    def __init__(
-        self, fleet: Fleet, before_loss: Callable[[], None], say: Callable[[str], None] = print
-    ) -> None:
+    def __init__(self, fleet: Fleet, lose: Callable[[], None], say: Callable[[str], None] = print) -> None:
         self._fleet = fleet
-        self._before_loss = before_loss
+        self._lose = lose
         self._say = say
         self._lock = threading.Lock()
         #: Who is struck just now. A fault may last longer than its plan, and the leader be anybody.
@@ -163,8 +161,7 @@ class Nemesis:
 
     def flush(self, fault: Fault) -> None:
         """The ledger's server loses all that we keep there."""
-        self._before_loss()
-        self._ledger.flush()
+        self._lose()
 
     @property
     def _ledger(self) -> Ledger:

@@ -58,7 +58,7 @@ def run(
         try:
             _wait_for_a_leader(fleet)
             began = fleet.now()
-            nemesis = Nemesis(fleet, collector.before_loss, say)
+            nemesis = Nemesis(fleet, collector.lose, say)
             nemesis.run(plan, seconds)
             ended = fleet.now()
             fleet.heal()

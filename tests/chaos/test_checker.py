@@ -293,6 +293,40 @@ def test_what_redis_lost_may_be_missed_only_where_the_leader_was_struck_as_well(
     assert story.violations() == ([("lost", key(DUPLICATE))] if target == "beat1" else [])
 
 
+@pytest.mark.parametrize("before", [2.0, 6.0])
+def test_whoever_led_a_lease_before_the_loss_counts_as_its_leader(before: float) -> None:
+    story = Story()
+    story.forget(DUPLICATE)
+    story.said(DUPLICATE, "missed", LOST)
+    lost = SLOTS[2] + 1
+    story.losses.append(Loss(lost, "flush"))
+    story.terms = [
+        Term("beat0", 1, EPOCH, BEGAN - 5, lost - before),
+        Term("beat1", 2, EPOCH + 1, lost - before, BEGAN + 90),
+    ]
+    story.fault("kill", "beat0")
+    assert story.violations() == ([("lost", key(DUPLICATE))] if before == 6.0 else [])
+
+
+def test_what_prefers_to_be_missed_may_be_where_redis_lost_its_data_and_stayed_away() -> None:
+    story = Story()
+    for entry in (DUPLICATE, MISSED):
+        story.forget(entry)
+        story.said(entry, "missed", LOST)
+    story.losses.append(Loss(SLOTS[2] - 1, "flush"))
+    story.fault("redis restart", "ledger", lasts=2.0)
+    assert story.violations() == [("lost", key(DUPLICATE))]
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_a_worker_may_have_asked_before_a_loss_and_begun_after_its_pause(paused: bool) -> None:
+    story = Story()
+    story.losses.append(Loss(SLOTS[2] - 2, "flush"))
+    story.struck.append(Struck(Fault(0.0, "pause", "worker1", 8.0), SLOTS[2] - 4, SLOTS[2] + 2.9))
+    story.ran(MISSED, after=3.0, worker="worker1" if paused else "worker2", written=False)
+    assert story.violations() == ([] if paused else [("doubled", key(MISSED))])
+
+
 def test_a_lookback_that_was_exceeded_is_allowed() -> None:
     latest = replace(DUPLICATE, policy={"prefer": "duplicate", "catch_up": "latest"})
     story = Story({"d": latest})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -151,11 +151,11 @@ class Ground:
         answer: list[Any] = self.store.run("renew", keys, [term.value, ttl, term.epoch])
         return answer
 
-    def release(self, term: Term) -> int:
+    def release(self, term: Term, newer: bool = False) -> int:
         answer: int = self.store.run(
             "release",
             [self.keys.lease, self.keys.released],
-            [term.value, self.keys.wake, term.epoch, "stops"],
+            [term.value, self.keys.wake, term.epoch, "stops", "", "1" if newer else ""],
         )
         return answer
 
@@ -234,8 +234,11 @@ class Ground:
         batch = self.batch(number) if batch is None else batch
         return self.ledger.give_back(epoch, batch, [self.key(number)], reason)[0]
 
-    def doubt(self, term: Term, *numbers: int, until: float = 0.0) -> list[str]:
-        return self.ledger.doubt(term, [self.key(number) for number in numbers], until)
+    def doubt(
+        self, term: Term, *numbers: int, until: float = 0.0, following: Collection[int] = ()
+    ) -> list[str]:
+        keys = [self.key(number) for number in numbers]
+        return self.ledger.doubt(term, keys, until, [self.key(number) for number in following])
 
     def crash(self, term: Term, *numbers: int) -> list[str]:
         return self.ledger.crash(term, [self.key(number) for number in numbers])

@@ -48,6 +48,13 @@ GUARDS = [
     Guard("elect", "epoch floor: stored", "math.max(stored + 1, ", "math.max(", _MISSED),
     Guard("elect", "epoch floor: highest seen", "tonumber(ARGV[3]) + 1, ", "", None),
     Guard("elect", "epoch floor: server time", ", tonumber(now[1]))", ")", None),
+    Guard(
+        "elect",
+        "why: the latest release",
+        "elseif tonumber(released or '') == stored then",
+        "elseif released then",
+        None,
+    ),
     Guard("elect", "foreign app", "if owner and owner ~= ARGV[4] then", "if false then", None),
     Guard("elect", "newer release", "if newest and ARGV[8] ~= '1' then", "if false then", None),
     Guard(
@@ -134,6 +141,16 @@ GUARDS = [
         "what may have been sent, once",
         "if lost and tonumber(entry.slot) < tonumber(lost.last) then",
         "if lost then",
+        None,
+    ),
+    Guard("recall_slots", "lease check", "if held ~= ARGV[1] then", "if false then", None),
+    Guard("recall_slots", "what is there", "if redis.call('EXISTS', slot) == 0 then", "if true then", None),
+    Guard("recall_slots", "sweep list", "redis.call('ZADD', KEYS[2], now, item.key)", "", None),
+    Guard(
+        "recall_slots",
+        "kept",
+        "redis.call('PEXPIRE', slot, LONG)",
+        "redis.call('PEXPIRE', slot, item.ttl)",
         None,
     ),
     Guard("recall_pauses", "lease check", "if held ~= ARGV[1] then", "if false then", None),
@@ -397,6 +414,11 @@ GUARDS = [
         "if true then",
         _MISSED,
     ),
+    Guard("doubt", "one range: neighbours", "if not (range and follows and ", "if not (range and ", None),
+    Guard(
+        "doubt", "one range: one leader", "follows and range.epoch == record[2]) then", "follows) then", None
+    ),
+    Guard("doubt", "one range: without a gap", "if not just_now then", "if false then", None),
     Guard("write_off", "lease check", "if held ~= ARGV[1] then", "if false then", _MISSES),
     Guard("write_off", "older epoch", "(tonumber(record[3]) or 0) < tonumber(ARGV[2])", "true", _MISSES),
     Guard(

@@ -41,6 +41,15 @@ def test_an_election_says_that_the_leader_had_released_the_lease(ground: Ground)
     _last(ground, "elected", epoch=term.epoch, holder="two", why="released")
 
 
+def test_an_election_says_that_the_lease_was_released_for_a_newer_release(ground: Ground) -> None:
+    ground.release(ground.elect(), newer=True)
+    term = ground.elect("two")
+    _last(ground, "elected", epoch=term.epoch, holder="two", why="released for a newer release")
+    ground.release(term)
+    term = ground.elect("three")
+    _last(ground, "elected", epoch=term.epoch, holder="three", why="released")
+
+
 def test_a_release_of_an_earlier_term_is_no_reason_for_a_later_election(ground: Ground) -> None:
     ground.release(ground.elect())
     ground.elect("two")

@@ -3,57 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from celery_leaderbeat.clock import Clock, FleetClock
-from celery_leaderbeat.election import Elector
 from celery_leaderbeat.errors import StoreUnavailable
-from celery_leaderbeat.release import Release
 from celery_leaderbeat.store import Store
-from celery_leaderbeat.term import Term
-from tests.protocol.ground import settings_for
-from tests.support.servers import RedisServer
+from tests.protocol.replica import Fleet
 from tests.support.waits import wait_for
-
-#: Far longer than what is to happen takes, so that no lease expires meanwhile.
-TTL = 30.0
-
-
-class Replica:
-    """A replica without a tick loop, and which of its terms began and ended."""
-
-    def __init__(self, url: str, holder: str, release: str) -> None:
-        settings = settings_for(url)
-        settings = replace(
-            settings, lease_ttl=TTL, renew_interval=0.5, stall_timeout=TTL, release=Release.read(release)
-        )
-        self.began: list[Term] = []
-        self.ended: list[Term] = []
-        self.elector = Elector(settings, FleetClock(Clock()), holder, changed=self._changed)
-        self.elector.start()
-
-    def _changed(self, term: Term, reason: str) -> None:
-        (self.ended if reason else self.began).append(term)
-
-
-Fleet = Callable[..., Replica]
-
-
-@pytest.fixture
-def start(one_server: RedisServer) -> Iterator[Fleet]:
-    replicas: list[Replica] = []
-
-    def start(holder: str, release: str = "1") -> Replica:
-        replicas.append(Replica(one_server.url(), holder, release))
-        return replicas[-1]
-
-    yield start
-    for replica in replicas:
-        assert replica.elector.stop(5.0)
 
 
 @pytest.fixture

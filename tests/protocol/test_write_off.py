@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from celery_leaderbeat.ledger import NotLeading
-from tests.protocol.ground import ENTRY, Ground
+from celery_leaderbeat.tick import slot_to_us
+from tests.protocol.ground import ENTRY, Ground, slot
 
 LEASES = ["gone", "of another term", "not ours"]
 
@@ -96,6 +97,32 @@ def test_a_doubt_that_is_asked_again_counts_once(ground: Ground) -> None:
     term = ground.next_term()
     assert [ground.doubt(term, 1) for _ in range(2)] == [["unconfirmed"], ["unconfirmed"]]
     assert ground.ledger.counts()["unconfirmed"] == 1
+
+
+def test_neighbours_that_one_leader_left_unconfirmed_are_told_of_as_one_range(ground: Ground) -> None:
+    first = ground.elect()
+    ground.claim(first, 1, 2)
+    second = ground.next_term()
+    ground.claim(second, 3, 4, 5, 6)
+    ground.confirm(second.epoch, 5)
+    term = ground.next_term()
+    states = ground.doubt(term, *range(1, 7), following=range(2, 7))
+    assert states == [*["unconfirmed"] * 4, "sent", "unconfirmed"]
+    told = [
+        (int(event["epoch"]), event["from"], event["to"], event["count"]) for event in ground.events("missed")
+    ]
+    assert told == [
+        (leader.epoch, str(slot_to_us(slot(a))), str(slot_to_us(slot(b))), str(b - a + 1))
+        for leader, a, b in ((first, 1, 2), (second, 3, 4), (second, 6, 6))
+    ]
+    assert ground.ledger.counts()["unconfirmed"] == 5
+
+
+def test_slots_that_are_no_neighbours_are_told_of_apart(ground: Ground) -> None:
+    old = ground.elect()
+    ground.claim(old, 1, 2, 9)
+    ground.doubt(ground.next_term(), 1, 2, 9, following=[2])
+    assert [event["count"] for event in ground.events("missed")] == ["2", "1"]
 
 
 @pytest.mark.parametrize("lease", LEASES)

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery_leaderbeat.audit import Audit, Explanation
+from celery_leaderbeat.policy import REASON_CATCH_UP_NONE, REASON_DEADLINE, REASON_LOOKBACK
 from celery_leaderbeat.tick import parse_tick_key, slot_to_us
 from tests.simulation.journal import Journal, Run
 from tests.simulation.workers import TASKS
@@ -58,11 +59,13 @@ def judge(world: World, until: datetime, after: datetime | None = None) -> Verdi
         # What somebody has asked for may be of the time before the world began.
         earlier = ledger.audit(name, since - _BEFORE, since).slots
         held_up = any(_Slot(slot, entry, world.journal, [], False).holds_up for slot in earlier)
+        unfinished = _unfinished(world, name)
         for slot in audit.slots:
             if after is not None and slot.slot <= after:
                 continue
             judged = _Slot(slot, entry, world.journal, runs[slot.key], held_up)
             held_up = held_up or judged.holds_up
+            judged.asked_for_in_vain = bool(unfinished - {slot.key}) and " has asked for it" in slot.reason
             verdict.broken += [f"{slot.key} ({slot.end}: {slot.reason}): {what}" for what in judged.broken()]
     verdict.broken += _early(world.journal)
     return verdict
@@ -80,6 +83,30 @@ def _uncounted(name: str, entry: Mapping[str, Any], audit: Audit) -> Iterator[st
         found = sum(slot.called_for for slot in audit.slots)
         if wanted != found:
             yield f"{name}: {wanted} slots were called for, and the audit has {found}"
+
+
+def _unfinished(world: World, name: str) -> set[str]:
+    """The slots of an entry with an overlap policy that still count as unfinished: whatever is asked for waits for them.
+
+    As `claim` has it. One of which nobody knows whether its message left counts until it must have begun, which may be
+    an hour.
+    """
+    ledger, now = world.ledger(), world.hub.now / 1000
+    entry = ledger.entries(name).get(name)
+    found = set()
+    for key in entry.open if entry is not None else ():
+        record = ledger.store.table(ledger.store.keys.slot(key))
+        state, counts = record.get("state"), now < float(record.get("busy_until", 0))
+        if (
+            (state in ("claimed", "sent", "unconfirmed", "retrying") and counts)
+            or (
+                state == "running"
+                and (record["on_crash"] == "rerun" or now < float(record.get("run_until", 0)))
+            )
+            or (state == "returned" and counts and int(record["attempt"]) > 1)
+        ):
+            found.add(key)
+    return found
 
 
 def _as_delta(schedule: Any) -> timedelta:
@@ -113,8 +140,13 @@ class _Slot:
         queued = self.overlap == "queue"
         self.holds_up = queued and slot.record is not None and slot.record.state in unfinished
         self.held_up = held_up
+        #: Somebody has asked for it, and it waits for another one that counts as unfinished.
+        self.asked_for_in_vain = False
         #: And none is left out.
         self.paced = queued and policy.get("catch_up") == "all"
+        self.catch_up = policy.get("catch_up", "latest")
+        self.lookback = policy.get("lookback")
+        self.deadline = policy.get("deadline")
         self.max_attempts = policy.get("max_attempts", 3)
         self.fenced = entry["task"].startswith("fenced")
         self.acks_late = TASKS[entry["task"]][1]
@@ -136,7 +168,7 @@ class _Slot:
             yield from self._came_to_an_end()
 
     def _explained(self) -> Iterator[str]:
-        waits = self.paced and self.held_up
+        waits = (self.paced and self.held_up) or self.asked_for_in_vain
         if self.end in ("unexplained", "forgotten", "claimed") or (self.end == "overdue" and not waits):
             yield f"{self.end} isn't an explanation"
         if self.end == "returned" and not (self.held_up or self.slot.record.waits):
@@ -149,7 +181,7 @@ class _Slot:
                     yield f"attempt {attempt} was sent {len(copies)} times: {copies}"
             if len(self.copies) > 1 and self.on_crash != "rerun" and not self.asked_for:
                 yield f"it was sent as {len(self.copies)} attempts"
-        elif self.end == "missed" and "unconfirmed" in self.slot.reason:
+        elif self.end == "missed" and not self._given_up():
             yield "a duplicate was preferred"
         if self.end in _SENT and not self.copies:
             yield "no message of it has ever reached the broker"
@@ -161,6 +193,16 @@ class _Slot:
             ]
             if latest:
                 yield f"it ran: {latest}"
+
+    def _given_up(self) -> bool:
+        """Whether the entry's own policy gives the slot up, or Redis has lost what there was to know."""
+        reason = self.slot.reason
+        return (
+            (reason == REASON_CATCH_UP_NONE and self.catch_up == "none")
+            or (reason == REASON_LOOKBACK and (self.catch_up != "all" or self.lookback is not None))
+            or (reason.startswith(REASON_DEADLINE) and self.deadline is not None)
+            or self.journal.was_emptied
+        )
 
     def _ran(self) -> Iterator[str]:
         if len(self.done) > 1:

@@ -276,6 +276,11 @@ class Journal:
         self.note(by, f"says of {entry}, {first:%H:%M:%S.%f} to {last:%H:%M:%S.%f}: {end}, {reason}")
         self.left_out[entry].append(LeftOut(end, slot_to_us(first), slot_to_us(last), reason, by))
 
+    @property
+    def was_emptied(self) -> bool:
+        """Whether Redis has lost everything at some time."""
+        return bool(self._emptied)
+
     def relied_on(self, lease: str, until: int, by: object) -> None:
         """A replica would rely on its lease until this time."""
         if lease == self._lease[0] and until > self._lease[1]:

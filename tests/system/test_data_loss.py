@@ -37,10 +37,10 @@ def sent(scene: Scene, entry: str = "tick") -> list[str]:
     return [key for key in keys_of(scene.beat_publishes()) if key.startswith(f"{entry}@")]
 
 
-def more(scene: Scene, count: int, timeout: float = SOON) -> None:
+def more(scene: Scene, count: int, timeout: float = SOON, entry: str = "tick") -> None:
     """Wait until so many more slots are sent."""
-    before = len(sent(scene))
-    wait_for(lambda: len(sent(scene)) >= before + count, timeout, f"{count} more slots are sent")
+    before = len(sent(scene, entry))
+    wait_for(lambda: len(sent(scene, entry)) >= before + count, timeout, f"{count} more slots are sent")
 
 
 def epochs(scene: Scene) -> list[int]:
@@ -366,3 +366,37 @@ def test_a_new_leader_whose_ledger_is_lost_in_its_first_round_still_catches_up(
     more(scene, 6)
     assert not second.find(LOST)
     assert_gapless(sent(scene), period=0.5)
+
+
+BOTH = {
+    prefer: {
+        "task": "project.record",
+        "every": 0.5,
+        "policy": {"catch_up": "all", "prefer": prefer},
+    }
+    for prefer in ("missed", "duplicate")
+}
+
+
+@pytest.mark.schedule(BOTH)
+@pytest.mark.matrix("valkey+rabbitmq")
+@pytest.mark.parametrize("beats", [1, 2])
+def test_what_waits_to_be_sent_is_sent_after_a_flush_as_its_leader_lives(
+    scene: Scene, ledger: Ledger, beats: int
+) -> None:
+    first = scene.start_beat(proxied=("broker",))
+    leader(scene)
+    if beats == 2:
+        scene.start_beat().wait_for_log("Standing by", timeout=SOON)
+    wait_for(lambda: len(keys_of(scene.beat_publishes())) >= 6, SOON, "slots are sent")
+    first.broker_proxy.cut()
+    first.wait_for_log("is not sent yet", timeout=SOON)
+    wait_for(ledger.unfinished, SOON, "it is given back")
+    scene.redis.flushdb()
+    first.wait_for_log("Redis has lost the records of", timeout=SOON)
+    assert ledger.unfinished()
+    first.broker_proxy.resume()
+    for prefer in BOTH:
+        more(scene, 6, entry=prefer)
+        assert_gapless(sent(scene, prefer), period=0.5)
+    assert not first.find(LOST)

@@ -73,6 +73,7 @@ def test_a_newer_release_leads_as_soon_as_it_is_up_and_an_old_one_changes_nothin
     assert scene.lease().release == "1.10"
     (released,) = events(ledger, "released")
     assert released["reason"].startswith("released for a newer release (1.10, of ")
+    assert [event["why"] for event in events(ledger, "elected")] == ["free", "released for a newer release"]
     line = old.wait_for_log("The schedule of the leader")
     assert (
         "(release 1.10) isn't this replica's (release 1.9): it has 'added', which this one has not; "

@@ -14,7 +14,8 @@ from celery.schedules import BaseSchedule, crontab, schedule
 from celery_leaderbeat.agenda import Agenda
 from celery_leaderbeat.entries import check_entry, load_plans
 from celery_leaderbeat.errors import EntryError
-from celery_leaderbeat.message import build_message, seconds_until, with_instants
+from celery_leaderbeat.expiry import seconds_until, with_instants
+from celery_leaderbeat.message import build_message
 from celery_leaderbeat.plan import ASK_AGAIN_AFTER, POLICY_OPTION, Plan
 from celery_leaderbeat.policy import Miss, Policy, Send
 from celery_leaderbeat.task import FencedTask

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,6 +60,18 @@ def after(seconds: float) -> datetime:
 
 def at(policy: Policy, slot: datetime, following: datetime | None) -> datetime:
     return send_time("job", slot, following, policy.jitter)
+
+
+# What would be born expired
+
+
+def test_a_backlog_that_would_be_born_expired_is_one_range() -> None:
+    plan = Plan("job", SimpleNamespace(options={"expires": T0}), 1, "f", Policy(catch_up="all", lookback=20))
+    plan.start(T0)
+    assert plan.decide(after(30), after(30)) == [
+        Miss(after(1), after(10), 10, REASON_LOOKBACK),
+        Miss(after(11), after(30), 20, f"born expired: expires is {T0}"),
+    ]
 
 
 # What is given back
@@ -482,8 +496,8 @@ def fresh_slots(case: Case) -> list[datetime]:
     return [s for s in case.slots if s > plan.last and s not in plan.returned and case.at(s) <= case.now]
 
 
-def by_the_rules(case: Case) -> list[Verdict]:
-    """What has to become of all slots, in its order."""
+def by_the_rules(case: Case, expired: str = "") -> list[Verdict]:
+    """What has to become of all slots, in its order; `expired`: why what would be sent is missed instead."""
     policy, now = case.plan.policy, case.now
     current = next((p for p in case.pauses if p.until is None or p.covers(now)), None)
 
@@ -532,6 +546,10 @@ def by_the_rules(case: Case) -> list[Verdict]:
         (slot, "miss", "doomed") if kind == "send" and slot in case.doomed else (slot, kind, why)
         for slot, kind, why in itertools.chain(*turns)
     ]
+    if expired:
+        everything = [
+            (slot, "miss", expired) if kind == "send" else (slot, kind, why) for slot, kind, why in everything
+        ]
     if policy.overlap != "allow":
         sends = [number for number, item in enumerate(everything) if item[1] == "send"]
         everything = everything[: sends[0] + 1] if sends else everything
@@ -539,17 +557,23 @@ def by_the_rules(case: Case) -> list[Verdict]:
 
 
 @settings(max_examples=1_500, deadline=None)
-@given(cases())
-def test_what_is_decided_is_what_the_rules_say(case: Case) -> None:
+@given(cases(), st.sampled_from([0, -1.5, timedelta(0), T0 - 3600 * SECOND, "2026-10-01T03:00:00Z"]))
+def test_what_is_decided_is_what_the_rules_say_and_what_would_be_born_expired_is_missed_instead(
+    case: Case, expires: Any
+) -> None:
     if case.waited is not None:
         case.plan.wait(case.waited, case.now)
     fresh = fresh_slots(case)
+    stale = copy.deepcopy(case.plan)
+    stale.entry = SimpleNamespace(options={"expires": expires})
     found = told(case, case.plan.decide(case.now, case.led_since, Pauses(case.pauses)), fresh)
     expected = by_the_rules(case)
     assert max(Counter(slot for slot, _, _ in found).values(), default=1) == 1
     assert found == expected
     if not found and case.plan.when is not None:
         assert case.plan.when > case.now
+    missed = told(case, stale.decide(case.now, case.led_since, Pauses(case.pauses)), fresh)
+    assert missed == by_the_rules(case, f"born expired: expires is {expires}")
 
 
 # A run through time

@@ -13,7 +13,8 @@ from celery_leaderbeat.clock import Clock, FleetClock
 from celery_leaderbeat.ledger import NotLeading
 from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.policy import Policy
-from celery_leaderbeat.recall import LOST
+from celery_leaderbeat.recall import LOST, UNSENT
+from celery_leaderbeat.records import Claim
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.restoring import Restorer
 from celery_leaderbeat.shadow import Shadow
@@ -35,6 +36,8 @@ class FakeLedger:
         self.value = TERM.value
         self.kept: set[str] = set()
         self.written_off: list[str] = []
+        self.recalled: list[tuple[str, int]] = []
+        self.settings = SimpleNamespace(key_prefix="test", slot_retention=60.0)
         self.store = SimpleNamespace(look=self._look)
 
     def _look(self) -> Look:
@@ -50,24 +53,34 @@ class FakeLedger:
     def slots(self, keys: list[str]) -> dict[str, Any]:
         return {key: object() if key in self.kept else None for key in keys}
 
+    def recall_slots(self, term: Term, slots: list[Claim], reason: str) -> int:
+        assert (term, reason) == (TERM, UNSENT)
+        self.recalled += [(slot.key, slot.attempt) for slot in slots]
+        return len(slots)
+
     def write_off(self, term: Term, state: str, entry: str, *rest: Any) -> int:
         assert (term, state, rest[3]) == (TERM, "missed", LOST)
         self.written_off += rest[-1]
         return 1
 
 
-def restorer() -> tuple[Restorer, FakeLedger, Shadow]:
+def restorer(plan: Plan | None = None) -> tuple[Restorer, FakeLedger, Shadow]:
     ledger, shadow = FakeLedger(), Shadow()
     elector = SimpleNamespace(shadow=shadow, progress=lambda: None)
-    plans = {"job": Plan("job", None, MINUTE, fingerprint(MINUTE), Policy())}
+    plans = {"job": plan or job("missed")}
     made: Any = Restorer(FleetClock(Clock()), elector, plans, ledger, Reports(None))  # type: ignore[arg-type]
     return made, ledger, shadow
+
+
+def job(prefer: Any) -> Plan:
+    entry = SimpleNamespace(task="tasks.job")
+    return Plan("job", entry, MINUTE, fingerprint(MINUTE), Policy(prefer=prefer))
 
 
 def claim(ledger: FakeLedger, shadow: Shadow, *numbers: int) -> list[str]:
     keys = [tick_key("job", NOW + number * MINUTE) for number in numbers]
     for key in keys:
-        shadow.claimed(key)
+        shadow.claimed(key, 1)
         ledger.claimed += 1
         ledger.kept.add(key)
     return keys
@@ -113,6 +126,57 @@ def test_a_claim_that_is_open_and_whose_record_is_lost_is_missed_aloud(
         leads.register(TERM)
     assert ledger.written_off == [lost]
     assert any("is missed: " + LOST in record.getMessage() for record in caplog.records)
-    assert shadow.open_claims == {kept}, "the sweep looks after that"
-    leads.swept()
-    assert shadow.open_claims == set()
+    assert shadow.open_claims.keys() == {kept}, "the sweep looks after that"
+    leads.swept([])
+    assert shadow.open_claims == {}
+
+
+def lose(plan: Plan, gap: timedelta = timedelta(0)) -> tuple[FakeLedger, dict[str, str]]:
+    """All is lost but for what a leader remembers: one slot given back, one under way, and one that another claimed.
+
+    Parameters:
+        gap: for so long nobody has known who leads.
+    """
+    leads, ledger, shadow = restorer(plan)
+    shadow.stands("job", NOW, plan.fingerprint)
+    names = {"unsent": -3, "under way": -2, "another's": -1}
+    keys = {name: tick_key("job", NOW + number * MINUTE) for name, number in names.items()}
+    shadow.see_claimed([keys["another's"]], led=True)
+    shadow.claimed(keys["under way"], 2)
+    plan.give_back(NOW - 3 * MINUTE, 1)
+    shadow.leads(datetime.now(timezone.utc) + MINUTE)
+    if gap:
+        shadow.ended(datetime.now(timezone.utc) - gap)
+    leads.register(TERM)
+    assert shadow.open_claims == {}
+    return ledger, {key: name for name, key in keys.items()}
+
+
+@pytest.mark.parametrize(
+    ("prefer", "gap", "sent"),
+    [
+        ("missed", 0, ["unsent"]),
+        ("duplicate", 0, ["unsent", "under way"]),
+        # Another may have led, have sent them, and have lost all in the gap.
+        ("missed", 5, []),
+        ("duplicate", 5, ["unsent", "under way"]),
+    ],
+)
+def test_what_is_known_to_be_unsent_is_recorded_again_and_what_is_in_doubt_goes_as_its_entry_prefers(
+    prefer: str, gap: float, sent: list[str]
+) -> None:
+    ledger, names = lose(job(prefer), timedelta(seconds=gap))
+    assert [names[key] for key, _ in ledger.recalled] == sent
+    assert [attempt for _, attempt in ledger.recalled] == [1, 2][: len(sent)]
+    assert {names[key] for key in ledger.written_off} == {*names.values()} - {*sent}
+
+
+def test_what_a_replica_gave_back_before_another_led_is_no_business_of_its_any_more() -> None:
+    """Whoever led since has sent it."""
+    leads, ledger, shadow = restorer(plan := job("duplicate"))
+    shadow.stands("job", NOW, plan.fingerprint)
+    plan.give_back(NOW - MINUTE)
+    shadow.leads(NOW)
+    shadow.another_leads()
+    leads.register(TERM)
+    assert (ledger.recalled, ledger.written_off) == ([], [])

@@ -285,22 +285,35 @@ def test_what_is_claimed_is_open_until_it_is_settled_or_looked_after() -> None:
     shadow = Shadow()
     shadow.see_claimed(["a", "b"], led=True)
     shadow.put_back()
-    shadow.claimed("c")
+    shadow.claimed("c", 2)
     shadow.settled("a")
-    assert (shadow.open_claims, shadow.claims) == ({"b", "c"}, 1)
-    shadow.swept()
-    assert (shadow.open_claims, shadow.claims) == (set(), 1)
+    assert (shadow.open_claims, shadow.claims) == ({"b": None, "c": 2}, 1)
+    shadow.swept(["b"])
+    assert (shadow.open_claims, shadow.claims) == ({"b": None}, 1)
+    shadow.swept([])
+    assert (shadow.open_claims, shadow.claims) == ({}, 1)
 
 
 def test_a_standby_knows_what_is_claimed_and_a_lease_that_is_lost_with_it_settles_nothing() -> None:
     shadow = Shadow()
     shadow.see_claimed(["a", "b"], led=True)
     shadow.see_claimed(["b", "c"], led=True)
-    assert shadow.open_claims == {"b", "c"}
+    assert shadow.open_claims.keys() == {"b", "c"}
     shadow.see_claimed([], led=False)
-    assert shadow.open_claims == {"b", "c"}
+    assert shadow.open_claims.keys() == {"b", "c"}
     shadow.see_claimed([], led=True)
-    assert shadow.open_claims == set()
+    assert shadow.open_claims == {}
+
+
+def test_a_replica_led_last_until_it_sees_another_lead() -> None:
+    shadow = Shadow()
+    assert not shadow.led_last
+    shadow.leads(at(1))
+    shadow.ended(at(1))
+    shadow.unchanged(at(2))
+    assert shadow.led_last
+    shadow.another_leads()
+    assert not shadow.led_last
 
 
 # Until when it is known

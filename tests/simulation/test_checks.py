@@ -1,0 +1,74 @@
+"""The simulation's own checks: what they find, and what they let pass."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from celery_leaderbeat.orders import Orders
+from tests.simulation.faults import Faults
+from tests.simulation.invariants import judge
+from tests.simulation.journal import Journal
+from tests.simulation.virtual import Hub, Process
+from tests.simulation.world import BEGAN, World
+from tests.support.faketime_server import FrozenServer
+
+_BEGAN = datetime.fromtimestamp(BEGAN / 1e6, timezone.utc)
+
+
+@pytest.mark.parametrize(("given_up_at", "broken"), [(4, True), (5, True), (6, False)])
+def test_a_slot_that_is_given_up_before_an_unfrozen_leader_would_have_published_it_is_found(
+    given_up_at: int, broken: bool
+) -> None:
+    hub = Hub(BEGAN)
+    journal = Journal(hub)
+    hub.run(BEGAN + given_up_at)
+    journal.answered(None, "doubt", ["{s}:slot:job@now"], [], [1, "unconfirmed"], None)
+    hub.run(BEGAN + 100)
+    journal.published("job@now", BEGAN + 5)
+    assert bool(journal.violations) == broken
+
+
+def test_whoever_is_thawed_goes_on_with_all_its_threads() -> None:
+    hub, process = Hub(BEGAN), Process("frozen", "beat")
+    woke: list[int] = []
+
+    def sleeper(seconds: float) -> None:
+        hub.sleep(seconds)
+        woke.append(hub.now - BEGAN)
+
+    hub.start(process, lambda: sleeper(1.0), lambda: sleeper(2.0), lambda: sleeper(4.0))
+    hub.at(BEGAN, lambda: hub.freeze(process, 10.0))
+    hub.at(BEGAN + 3_000_000, lambda: hub.thaw(process))
+    hub.run(BEGAN + 20_000_000)
+    assert woke == [3_000_000, 3_000_000, 4_000_000]
+
+
+class _Unknown(Faults):
+    """Nobody hears of a message, and its leader doesn't know that."""
+
+    def __init__(self, message_leaves: bool) -> None:
+        self._message_leaves = message_leaves
+
+    def publish(self) -> str:  # type: ignore[override]
+        return "" if self._message_leaves else "unknown"
+
+
+@pytest.mark.parametrize("message_leaves", [False, True])
+def test_what_is_asked_for_may_wait_for_an_unfinished_slot_and_for_nothing_else(
+    frozen_server: FrozenServer, message_leaves: bool
+) -> None:
+    job = {"task": "fenced.late", "schedule": 10.0, "options": {"leaderbeat": {"overlap": "skip"}}}
+    world = World(frozen_server, 1, {"job": job}, beats=1, make_faults=lambda world: _Unknown(message_leaves))
+    with world.living():
+        world.start()
+        world.run(15.0)
+        world.tended = False
+        world.kill(world.replicas[0].process)
+        world.run(10.0)
+        Orders(world.ledger(), "somebody").backfill("job", _BEGAN, _BEGAN + timedelta(seconds=25))
+        broken = judge(world, _BEGAN + timedelta(seconds=21)).broken
+        assert [text.rpartition(": ")[2] for text in broken] == (
+            ["overdue isn't an explanation"] if message_leaves else []
+        )
