@@ -67,7 +67,9 @@ def _not_run(world: World, entry: Mapping[str, Any], begun: bool, bodies: list[B
     died = bool(world.faults.happened["worker killed at a point"])
     if not begun and (acks_late or not died):
         yield "was sent, and no worker has begun it"
-    ended = [body for body in bodies if body.end in ("done", "failed")]
+    # A message that is acknowledged before it runs can't be rejected into its queue: that is a failure.
+    ends = ("done", "failed") if acks_late else ("done", "failed", "requeued")
+    ended = [body for body in bodies if body.end in ends]
     # What dies is left to the broker.
     comes_back = acks_late and entry["options"]["leaderbeat"]["on_crash"] == "auto"
     # Its message is acknowledged, and the ledger has forgotten it: nobody waits for it.
