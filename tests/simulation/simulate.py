@@ -10,6 +10,7 @@ import argparse
 import multiprocessing
 import os
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -109,6 +110,10 @@ def _all(seeds: range, jobs: int, directory: str, emptied: bool | None) -> int:
                 if took - said > 30:
                     said = took
                     print(f"{total.stories} stories, {total.broken} broken, {took:.0f} s", flush=True)
+        except BaseException:
+            # Nobody waits for the others' stories; the guards of the processes stop their servers.
+            pool.terminate()
+            raise
         finally:
             # Each process stops its own server at its end; one that is terminated couldn't.
             pool.close()
@@ -138,6 +143,7 @@ def main(argv: list[str] | None = None) -> int:
         help="only stories in which Redis is emptied under leaders that are well",
     )
     options = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory() as directory:
         if options.seed is not None:
             return _alone(options.seed, directory, options.emptied)
