@@ -14,6 +14,7 @@ from celery.schedules import maybe_schedule
 
 from celery_leaderbeat.tick import slot_to_us, tick_key
 from celery_leaderbeat.timeline import slots_between
+from tests.simulation.invariants import unfinished
 from tests.simulation.journal import Body
 from tests.simulation.workers import TASKS
 from tests.simulation.world import World
@@ -23,7 +24,8 @@ __all__ = ["unexplained"]
 #: Seconds after the first election within which all entries are known.
 _BEGINNING = 2.0
 #: Faults after which a run of which the ledger has lost the record may be repeated.
-_REPEATING = ("worker killed at a point", "worker frozen at a point", "delivered again")
+_DEADLY = ("worker killed at a point", "worker frozen at a point")
+_REPEATING = (*_DEADLY, "delivered again")
 
 
 def unexplained(world: World, until: datetime) -> Iterator[str]:
@@ -42,7 +44,8 @@ def _wrong(world: World, name: str, entry: Mapping[str, Any], slot: datetime) ->
     said = [told for told in journal.left_out[name] if told.first <= at <= told.last]
     lost = [told for told in said if told.reason.startswith("Redis has lost")]
     policy = entry["options"]["leaderbeat"]
-    if not copies and not said:
+    waits = policy["overlap"] != "allow" and bool(unfinished(world, name) - {key})
+    if not copies and not said and not waits:
         yield "was neither sent nor said to be missed or skipped"
     if lost:
         yield f"is said to be {lost[0].end}, {lost[0].reason}; its leader was well"
@@ -64,7 +67,8 @@ def _sent_again(copies: Mapping[int, Any], policy: Mapping[str, Any]) -> Iterato
 
 def _not_run(world: World, entry: Mapping[str, Any], begun: bool, bodies: list[Body]) -> Iterator[str]:
     acks_late = TASKS[entry["task"]][1]
-    died = bool(world.faults.happened["worker killed at a point"])
+    # One that is frozen may be taken for dead.
+    died = any(world.faults.happened[kind] for kind in _DEADLY)
     if not begun and (acks_late or not died):
         yield "was sent, and no worker has begun it"
     # A message that is acknowledged before it runs can't be rejected into its queue: that is a failure.
