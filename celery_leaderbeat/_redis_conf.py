@@ -16,7 +16,7 @@ import redis
 
 from celery_leaderbeat._conf import Source
 from celery_leaderbeat._sentinel_conf import SENTINEL_OPTIONS, with_sentinel_options
-from celery_leaderbeat._url_options import nearest, tls_options
+from celery_leaderbeat._url_options import nearest, tls_options, verifying
 from celery_leaderbeat.errors import SettingsError
 from celery_leaderbeat.redis_url import RedisTarget, parse_redis_url
 
@@ -157,10 +157,10 @@ def redis_options(source: Source, target: RedisTarget) -> dict[str, Any]:
             f"{setting} has a credential_provider, and a user name or a password is set too; leave one out."
         )
     tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
-    options |= tls_options(tls, setting, accepted)
-    if options.get("ssl_cert_reqs") == "none":
-        options["ssl_check_hostname"] = False
-    return options
+    tls = tls_options(tls, setting, accepted)
+    if "ssl_cert_reqs" in tls:
+        tls["ssl_check_hostname"] = verifying(target.kwargs, tls)["ssl_check_hostname"]
+    return options | tls
 
 
 def _check_driver(target: RedisTarget, setting: str) -> None:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from celery_leaderbeat._conf import Source
-from celery_leaderbeat._url_options import OPTIONS, nearest, tls_options
+from celery_leaderbeat._url_options import OPTIONS, nearest, tls_options, verifying
 from celery_leaderbeat.errors import SettingsError
 from celery_leaderbeat.redis_url import RedisTarget
 
@@ -72,13 +72,18 @@ def with_sentinel_options(
     kwargs = {key: value for key, value in given.items() if key in _KWARGS and value is not None}
     secure = bool(kwargs.pop("ssl", target.sentinel_tls))
     tls = {key: kwargs.pop(key) for key in _TLS & kwargs.keys()}
-    if secure:
-        # Where the scheme says TLS for all of them, one certificate authority is for all of them, too.
-        shared = {key: value for key, value in target.kwargs.items() if key in _TLS} if not tls else {}
-        tls = shared | tls_options(tls, f"{where}: sentinel_kwargs")
-        verify = tls.setdefault("ssl_cert_reqs", "required")
-        tls["ssl_check_hostname"] = verify != "none" and tls.get("ssl_check_hostname", True)
-        kwargs |= tls
+    if secure and tls:
+        kwargs |= verifying({}, tls_options(tls, f"{where}: sentinel_kwargs"))
+    elif secure:
+        # Options of TLS that stand for the servers alone are for the Sentinels, too.
+        ours = {key: value for key, value in own.items() if key.startswith("ssl_")}
+        shared = {key: value for key, value in target.kwargs.items() if key in _TLS}
+        kwargs |= verifying(shared, tls_options(ours, own_setting, ours.keys()))
+    elif tls and "sentinel_kwargs" in own:
+        raise SettingsError(
+            f"{where}: sentinel_kwargs has the key {min(tls)!r}, but the Sentinels are without TLS. Add 'ssl': True, or "
+            "remove it."
+        )
     return replace(
         target,
         master_name=name,

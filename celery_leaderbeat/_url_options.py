@@ -14,7 +14,7 @@ from typing import Any
 
 from celery_leaderbeat.errors import SettingsError
 
-__all__ = ["OPTIONS", "SECRET", "count", "nearest", "tls_options"]
+__all__ = ["OPTIONS", "SECRET", "count", "nearest", "tls_options", "verifying"]
 
 _CERT_REQS = {
     "none": "none", "cert_none": "none", "0": "none",
@@ -54,6 +54,25 @@ def tls_options(
         if checked["ssl_cert_reqs"] is None:
             raise SettingsError(f"{setting}: ssl_cert_reqs takes {OPTIONS['ssl_cert_reqs'][1]}")
     return checked
+
+
+def verifying(options: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """TLS options with others that win `above` them: certificates and host names are verified unless they say otherwise.
+
+    Parameters:
+        options, above: in redis-py's terms. The lower ones may have been through here before.
+    """
+    merged = {"ssl_cert_reqs": "required", **options, **above}
+    if merged["ssl_cert_reqs"] == "none":
+        # Comparing names fails where certificates aren't verified.
+        merged["ssl_check_hostname"] = False
+    elif options.get("ssl_cert_reqs") == "none":
+        # What the lower ones say of the name is only there because they verify nothing.
+        merged["ssl_check_hostname"] = above.get("ssl_check_hostname", True)
+    else:
+        # The default of redis-py, written out: its older releases don't compare host names by default.
+        merged.setdefault("ssl_check_hostname", True)
+    return merged
 
 
 def _cert_reqs(value: object) -> str | None:

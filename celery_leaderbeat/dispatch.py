@@ -106,29 +106,21 @@ class Dispatcher:
                 self._take_over(term)
             elif self._clock_went_back() or (term == self._term and self._restorer.has_gone_back(term)):
                 self._term = None
-            if term != self._term:
+            begins = term != self._term
+            if begins:
                 self._term = None
                 self._begin(term)
-                # What Redis loses while this round lasts, we know.
-                self._restorer.leads(term)
             self._sender.settle()
             self._put_back(self._sender.go_on())
+            if begins:
+                # Before anything is sent: what is older goes first, and should Redis lose it, it is known.
+                self._look_after(term)
             self._look_at_orders(term)
             if self._sender.held_for <= 0:
                 self._dispatch(term)
-            if self._sweep is not None and self._monotonic() >= self._sweep_at:
-                self._sweep_at = self._monotonic() + _SWEEP_EVERY
-                # What the ledger wasn't told in this round must not look like a claim that nobody published.
-                self._sender.settle()
-                doubtful = self._sweep.run()
-                self._restorer.swept(doubtful)
-                if doubtful:
-                    self._sweep_at = self._monotonic() + _SWEEP_EVERY / 4
-                if self._restorer.is_incomplete():
-                    self._term = None
-                    self._begin(term)
+            if self._monotonic() >= self._sweep_at:
+                self._look_after(term)
             self._sender.look_at_broker(term)
-            self._restorer.leads(term)
         except NotLeading as exc:
             logger.debug(
                 "The lease of epoch %d is not ours any more: %s",
@@ -169,6 +161,21 @@ class Dispatcher:
         if when is not None:
             pause = min(pause, max((when - self._clock.utcnow()).total_seconds(), 0.0))
         return max(pause, min(self._sender.held_for, _LONGEST_SLEEP))
+
+    def _look_after(self, term: Term) -> None:
+        """Sweep, and see whether entries are gone."""
+        if self._sweep is None:
+            return
+        self._sweep_at = self._monotonic() + _SWEEP_EVERY
+        # What the ledger wasn't told in this round must not look like a claim that nobody published.
+        self._sender.settle()
+        doubtful = self._sweep.run()
+        self._restorer.swept(doubtful)
+        if doubtful:
+            self._sweep_at = self._monotonic() + _SWEEP_EVERY / 4
+        if self._restorer.is_incomplete():
+            self._term = None
+            self._begin(term)
 
     def _look_at_orders(self, term: Term) -> None:
         if self._requested is None or self._monotonic() < self._look_at:
@@ -228,6 +235,8 @@ class Dispatcher:
         self._sweep = Sweep(
             self._app, self._ledger, term, self._plans, self._reports, grace, self._agenda.put
         )
+        # From here on all is known that was decided before.
+        self._restorer.leads(term)
         before = self._requested
         self._requested = Requested(
             self._ledger, self._orders, self._plans, self._agenda.put, self._elector.progress
@@ -280,7 +289,6 @@ class Dispatcher:
             while messages:
                 sent = self._sender.send(Batch(term, self._plans, messages[:_CLAIM_BATCH]))
                 self._put_back(sent)
-                self._restorer.leads(term)
                 # Where one slot is held, the later ones of its entry mustn't pass it.
                 held = {message.entry for message in sent if message.held}
                 messages = [message for message in messages[_CLAIM_BATCH:] if message.entry not in held]

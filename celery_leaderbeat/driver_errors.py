@@ -35,6 +35,8 @@ _CLASSES = (
 )
 #: What is said where a script uses a command that the user may not use, before Redis 7 and since.
 _NO_PERMISSION = re.compile(r"NOPERM|The user executing the script can't ")
+#: What is said of a file of TLS that isn't there, isn't one, or doesn't open with the password. No socket has a path.
+_UNREADABLE = re.compile(r"No such file or directory|Is a directory|\bPEM[ _]|KEY_VALUES_MISMATCH|CRL_FOUND")
 #: Codes after which another server may be the right one.
 _WRONG_SERVER = ("CLUSTERDOWN", "MASTERDOWN", "READONLY")
 
@@ -123,9 +125,23 @@ class Translator:
         )
 
     def _hint(self, text: str) -> str:
-        if "CERTIFICATE_VERIFY_FAILED" in text:
+        where = "in the URL or in leaderbeat_redis_options"
+        if self._target.sentinel_tls:
+            where += ", or for Sentinels with options of their own in sentinel_kwargs"
+        if (self._target.tls or self._target.sentinel_tls) and _UNREADABLE.search(text):
             return (
-                f" The certificate of {self._target.display} isn't trusted: set ssl_ca_certs to the file of its "
-                "certificate authority, in the URL or in leaderbeat_redis_options"
+                " A file that the options of TLS name can't be read: check ssl_ca_certs, ssl_certfile, ssl_keyfile and "
+                f"ssl_password, {where}"
             )
-        return ""
+        if "CERTIFICATE_VERIFY_FAILED" not in text:
+            return ""
+        # As OpenSSL says it, of a host name as of an address.
+        if "certificate is not valid for" in text:
+            return (
+                f" A certificate of {self._target.display} is for another name: use the name in it, or set "
+                f"ssl_check_hostname to false, {where}. See docs/redis.md, TLS"
+            )
+        return (
+            f" The certificate of {self._target.display} isn't trusted: set ssl_ca_certs to the file of its "
+            f"certificate authority, {where}"
+        )

@@ -282,6 +282,7 @@ class Elector:
 
     def _lead(self, term: Term) -> None:
         """Hold `term` until it ends, and say how it ended."""
+        self.shadow.begins()
         self._remarks.stands_by_for_nobody()
         logger.info(
             "Elected: this replica (%s) leads under epoch %d.",
@@ -361,6 +362,9 @@ class Elector:
         reason = self._lease.renew(term)
         if reason is not None:
             raise _Ended(reason)
+        until = self.trusted_until(term)
+        if until is not None:
+            self.shadow.renewed(until)
         self._show_life()
 
     def _show_life(self) -> None:

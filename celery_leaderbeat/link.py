@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import selectors
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from amqp.exceptions import RecoverableConnectionError
@@ -93,8 +93,8 @@ class Link:
                 self._connection.collect(socket_timeout=0.1)
 
     def said(self, exc: BaseException) -> str:
-        """What an exception says, without the broker's password, should a transport quote it."""
-        return without_secrets(repr(exc), [getattr(self._connection, "password", None)])
+        """What an exception says, without the broker's passwords, should a transport quote them."""
+        return without_secrets(repr(exc), _passwords(self._connection))
 
     @property
     def connection_errors(self) -> tuple[type[Exception], ...]:
@@ -281,3 +281,14 @@ def _producer_class(app: Any, timeout: float) -> Any:
             return super()._publish(*args, **kwargs)
 
     return MarkingProducer
+
+
+def _passwords(connection: Any) -> Iterator[object]:
+    """The passwords of a connection, of the key of its certificate, and of the Sentinels that it asks."""
+    yield getattr(connection, "password", None)
+    options = getattr(connection, "transport_options", None)
+    sentinels = options.get("sentinel_kwargs") if isinstance(options, Mapping) else None
+    for found in (options, sentinels, getattr(connection, "ssl", None)):
+        if isinstance(found, Mapping):
+            yield found.get("password")
+            yield found.get("ssl_password")

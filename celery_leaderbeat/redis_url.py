@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 from urllib.parse import unquote, unquote_plus
 
-from celery_leaderbeat._url_options import OPTIONS, SECRET, count, nearest
+from celery_leaderbeat._url_options import OPTIONS, SECRET, count, nearest, verifying
 from celery_leaderbeat._url_text import ADDRESS, MASK, URL, port_ok, sanitize
 from celery_leaderbeat.errors import SettingsError
 
@@ -231,13 +231,7 @@ def _server(
         if (name and "username" in options) or (password and "password" in options):
             raise refused("it gives the user name or the password twice")
         kwargs |= {key: unquote(text) for key, text in (("username", name), ("password", password)) if text}
-    kwargs |= (dict(tls or {}) | options) if secure else options
-    if secure:
-        # The default of redis-py, written out: its older releases don't compare host names by default, and
-        # fail where names are compared but certificates aren't.
-        verify = kwargs.setdefault("ssl_cert_reqs", "required")
-        kwargs["ssl_check_hostname"] = verify != "none" and kwargs.get("ssl_check_hostname", True)
-    return kwargs
+    return kwargs | (verifying(tls or {}, options) if secure else options)
 
 
 def _display(scheme: str, kwargs: Mapping[str, Any], nodes: Iterable[tuple[str, int]] = ()) -> str:

@@ -72,6 +72,8 @@ class Restorer:
         self.found_loss = bool(recalled)
         positions = self._ledger.register(term, fingerprints, now, stored, recalled, LOST)
         self._recalled = None
+        # Until the sweep has found it again, what waits is known here alone.
+        self._shadow.see_claimed(self._owed(), led=False)
         self._note(positions, now)
         if recalled:
             self._say(recalled, positions)
@@ -105,17 +107,18 @@ class Restorer:
     def _settle_claims(self, term: Term) -> None:
         """Decide about slots that were claimed or given back, and whose records are lost.
 
-        What this leader knows to be unsent is recorded again as given back. The others may have been sent: they are
-        missed, unless this leader claimed them itself, and their entry prefers a duplicate.
+        What this leader knows to be unsent is recorded again as given back. The others may have been sent: they go as
+        their entry prefers.
         """
         owed, claims = self._owed(), self._shadow.open_claims
         lost = [key for key, record in self._ledger.slots([*{**owed, **claims}]).items() if record is None]
         recalled, doubtful = [], []
         for key in lost:
-            attempt = owed.get(key, claims.get(key))
-            claim = None if attempt is None else self._claim(key, attempt)
+            claim = self._claim(key, owed.get(key) or claims.get(key) or 1)
             sure = key in owed and not self._shadow.gap_is_open
-            if claim is not None and (sure or claim.prefer == "duplicate"):
+            if claim is not None and (
+                sure or self._prefers_two(claim, claims.get(key) is None and key not in owed)
+            ):
                 recalled.append(claim)
             else:
                 doubtful.append(key)
@@ -133,7 +136,7 @@ class Restorer:
             self._elector.progress()
             self._write_off(term, key)
         for key in lost:
-            self._shadow.settled(key)
+            self._forget(key)
 
     def _owed(self) -> dict[str, int]:
         """The slots that this leader knows to be claimed and unsent, with their attempts."""
@@ -148,9 +151,19 @@ class Restorer:
             if not back.request
         }
 
+    def _prefers_two(self, claim: Claim, by_another: bool) -> bool:
+        """Whether a slot that may have been sent is sent again."""
+        if claim.prefer != "duplicate" or not self._shadow.led_last:
+            return False
+        # What others had claimed may have been begun by a worker that died.
+        return not by_another or claim.on_crash != "skip"
+
     def _claim(self, key: str, attempt: int) -> Claim | None:
         """A claim as it was; None where the schedule doesn't have its entry."""
-        entry, slot = parse_tick_key(key)
+        try:
+            entry, slot = parse_tick_key(key)
+        except StampError:
+            return None
         plan = self._plans.get(entry)
         if plan is None:
             return None
@@ -168,6 +181,16 @@ class Restorer:
             on_crash=plan.policy.on_crash,
             max_attempts=plan.policy.max_attempts,
         )
+
+    def _forget(self, key: str) -> None:
+        """It is decided about a slot whose record was lost, and the ledger knows it."""
+        self._shadow.settled(key)
+        try:
+            entry, slot = parse_tick_key(key)
+        except StampError:
+            return
+        if entry in self._plans:
+            self._plans[entry].returned.pop(slot, None)
 
     def _write_off(self, term: Term, key: str) -> None:
         try:

@@ -81,6 +81,8 @@ class Shadow:
         self._claimed: Mapping[str, int | None] = {}
         self.claims = 0
         self.led_last = False
+        # As a leader: what others have decided before is known.
+        self._is_complete = False
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -138,11 +140,22 @@ class Shadow:
             self._entries.pop(entry, None)
             self._behind.pop(entry, None)
 
-    def leads(self, until: datetime) -> None:
-        """This replica leads, and goes on from here: nobody else can decide anything until then."""
+    def begins(self) -> None:
+        """A term of this replica begins, and what was decided before it hasn't been read yet."""
         with self._lock:
-            self.led_last = True
+            self._is_complete = False
+
+    def leads(self, until: datetime) -> None:
+        """This replica leads, and has read what was decided before: nobody else can decide anything until then."""
+        with self._lock:
+            self.led_last = self._is_complete = True
             self._know(until)
+
+    def renewed(self, until: datetime) -> None:
+        """The lease is renewed: what was true until now is until then."""
+        with self._lock:
+            if self._is_complete:
+                self._know(until)
 
     def ended(self, at: datetime) -> None:
         """This replica's leadership ended at `at`: from then on others decide."""

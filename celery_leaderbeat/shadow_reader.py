@@ -81,13 +81,17 @@ class ShadowReader:
             # Where nobody leads, data may have been lost: that has to be known before an election.
             return
         try:
+            due = None
             if anew or look.counts != self._counts:
                 # Before the entries: what is claimed later lies beyond the last decided slots, or is among these.
                 due = self._store.members_until(self._store.keys.unfinished, look.now)
-                self._shadow.see_claimed(due, led)
                 self._counts = look.counts
             if not anew:
                 self._shadow.unchanged(at, led)
+                if due is not None:
+                    self._shadow.see_claimed(
+                        due, led and self._store.size(self._store.keys.entries) >= len(self._shadow)
+                    )
                 return
             stored = self._store.scan_table(self._store.keys.entries)
         except StoreError as exc:
@@ -95,6 +99,8 @@ class ShadowReader:
             logger.debug("The shadow isn't refreshed: %s", exc, extra={"action": "shadow_not_refreshed"})
             return
         self._shadow.see(stored, at, self._clock.utcnow(), led)
+        # Where all was lost since the look, what was claimed isn't settled.
+        self._shadow.see_claimed(due or (), led and not self._shadow.lacks)
         ended = self._clock.clock.monotonic()
         self._seen = seen
         self._not_before = ended + _PAUSE * (ended - began)

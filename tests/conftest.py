@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import os
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 
+from tests.support.order import spread
 from tests.support.process import running, stop_all
 from tests.support.servers import KINDS, REDIS_KINDS, RabbitServer, RedisServer, find, require
 
@@ -22,6 +24,14 @@ def pytest_report_header() -> list[str]:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
     servers = ", ".join(str(find(kind)) for kind in KINDS)
     return [f"python {platform.python_version()}, {versions}", f"servers: {servers}"]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers, take the long tests first."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        items[:] = spread(items, workers, lambda item: item.nodeid.partition("::")[0])
 
 
 _marks: dict[str, int] = {}
@@ -102,9 +112,14 @@ def one_server(redis_servers: Callable[[str], RedisServer]) -> RedisServer:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]:
+def rabbitmq(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RabbitServer]:
     """The session's RabbitMQ. Take a `vhost()` of it for each test."""
-    server = RabbitServer(require("rabbitmq"), tmp_path_factory.mktemp("rabbitmq"))
+    tests = sum("rabbitmq" in item.nodeid for item in request.session.items)
+    # Each of xdist's workers has a node to itself, and about its share of the tests.
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    server = RabbitServer(require("rabbitmq"), tmp_path_factory.mktemp("rabbitmq"), tests // workers + 8)
     server.start()
     yield server
     server.stop()

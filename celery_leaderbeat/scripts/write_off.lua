@@ -51,8 +51,13 @@ for i = 6, #KEYS do
 end
 local without = tonumber(ARGV[6]) - (#KEYS - 5)
 if without > 0 and (not entry.slot or tonumber(entry.slot) < tonumber(ARGV[5])) then
+  local first = ARGV[4]
+  if entry.slot and tonumber(first) <= tonumber(entry.slot) then
+    -- Those without records come after the last-decided slot: what lies before it has an end of its own.
+    first = whole(tonumber(entry.slot) + 1)
+  end
   keep_range(KEYS[5], entry.slot or '',
-    {state = state, first = ARGV[4], last = ARGV[5], count = without, reason = ARGV[7]})
+    {state = state, first = first, last = ARGV[5], count = without, reason = ARGV[7]})
   counted = counted + without
   entry.slot = ARGV[5]
   entry.fingerprint = ARGV[8]

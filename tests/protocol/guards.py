@@ -435,6 +435,9 @@ GUARDS = [
         "if without > 0 then",
         _MISSES_OF_TWO,
     ),
+    Guard(
+        "write_off", "fresh ones alone make the range", "first = whole(tonumber(entry.slot) + 1)", "", None
+    ),
     Guard("write_off", "records alone decide nothing", "if without > 0 and ", "if ", None),
     Guard(
         "begin",

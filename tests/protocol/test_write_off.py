@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from celery_leaderbeat.ledger import NotLeading
+from celery_leaderbeat.records import UnsentRange
 from celery_leaderbeat.tick import slot_to_us
-from tests.protocol.ground import ENTRY, Ground, slot
+from tests.protocol.ground import ENTRY, FINGERPRINT, Ground, slot
 
 LEASES = ["gone", "of another term", "not ours"]
 
@@ -216,6 +217,18 @@ def test_an_end_of_slots_with_records_alone_outlives_them_and_decides_nothing_fu
     assert ground.miss(term, 1, 1, [1]) == 1
     assert ground.ranges() == [("missed", 1, 1, 1, "too late")]
     assert ground.last_decided() == 2
+
+
+def test_the_range_of_fresh_slots_covers_none_that_was_decided_before_them(ground: Ground) -> None:
+    term = ground.elect()
+    ground.claim(term, 1, 2)
+    ground.give_back(term.epoch, 1)
+    old = [ground.key(1)]
+    ground.ledger.write_off(term, "missed", ENTRY, slot(1), slot(4), 3, "too late", FINGERPRINT, old)
+    assert ground.ledger.entries()[ENTRY].missed == 3
+    kept = [UnsentRange.read(text) for text in ground.client.zrange(ground.keys.unsent(ENTRY), 0, -1)]
+    covered = [n for n in range(6) if any(found.first <= slot(n) <= found.last for found in kept)]
+    assert covered == [1, 3, 4], "the second was sent"
 
 
 def test_a_slot_that_was_asked_for_and_never_had_a_record_leaves_a_trace(ground: Ground) -> None:

@@ -7,10 +7,14 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-__all__ = ["Certificates", "make_certificates"]
+__all__ = ["KEY_PASSWORD", "Certificates", "make_certificates"]
+
+#: Opens the client's locked key.
+KEY_PASSWORD = "s3cret-key"
 
 
 @dataclass(frozen=True)
@@ -23,14 +27,48 @@ class Certificates:
     server_key: Path
     client: Path
     client_key: Path
+    #: The client's key once more, which `KEY_PASSWORD` opens.
+    client_locked_key: Path
+    #: Of a server that is called `localhost`, and not 127.0.0.1.
+    named: Path
+    named_key: Path
 
-    def server_args(self, port: int, *, clients: bool = False) -> tuple[str, ...]:
-        """Arguments of a Redis server that speaks TLS on `port` and nothing else; `clients`: only with a certificate."""
+    def server_args(
+        self, port: int, *, clients: bool = False, plain_port: int = 0, named: bool = False
+    ) -> tuple[str, ...]:
+        """Arguments of a Redis server that speaks TLS on `port`, to clients, to its replicas and in its cluster.
+
+        Parameters:
+            clients: only to those with a certificate.
+            plain_port: where it speaks without TLS; nowhere if 0.
+            named: with the certificate for a host name.
+        """
+        certificate, key = (self.named, self.named_key) if named else (self.server, self.server_key)
         return (
-            *("--port", "0", "--tls-port", str(port)),
-            *("--tls-cert-file", str(self.server), "--tls-key-file", str(self.server_key)),
+            *("--port", str(plain_port), "--tls-port", str(port)),
+            *("--tls-cert-file", str(certificate), "--tls-key-file", str(key)),
             *("--tls-ca-cert-file", str(self.ca), "--tls-auth-clients", "yes" if clients else "no"),
+            *("--tls-replication", "yes", "--tls-cluster", "yes"),
         )
+
+    def client_options(self) -> dict[str, Any]:
+        """What the driver's clients take to be let in, whatever the server asks for."""
+        return {
+            "ssl": True,
+            "ssl_ca_certs": str(self.ca),
+            "ssl_certfile": str(self.client),
+            "ssl_keyfile": str(self.client_key),
+            "ssl_check_hostname": False,
+        }
+
+    def driver_options(self) -> dict[str, str]:
+        """The same as options of ours, with the locked key and its password."""
+        return {
+            "ssl_ca_certs": str(self.ca),
+            "ssl_certfile": str(self.client),
+            "ssl_keyfile": str(self.client_locked_key),
+            "ssl_password": KEY_PASSWORD,
+        }
 
 
 def make_certificates(directory: Path) -> Certificates:
@@ -64,4 +102,9 @@ def make_certificates(directory: Path) -> Certificates:
     other_ca, _ = made("other-ca", "")
     server, server_key = made("server", "ca", *leaf, "-addext", "subjectAltName=IP:127.0.0.1")
     client, client_key = made("client", "ca", *leaf)
-    return Certificates(ca, other_ca, server, server_key, client, client_key)
+    named, named_key = made("named", "ca", *leaf, "-addext", "subjectAltName=DNS:localhost")
+    locked = directory / "client-locked.key"
+    lock = ["openssl", "pkey", "-in", str(client_key), "-out", str(locked)]
+    lock += ["-aes256", "-passout", f"pass:{KEY_PASSWORD}"]
+    subprocess.run(lock, check=True, capture_output=True, timeout=30)
+    return Certificates(ca, other_ca, server, server_key, client, client_key, locked, named, named_key)

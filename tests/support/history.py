@@ -23,7 +23,6 @@ __all__ = [
     "assert_gapless",
     "due_since",
     "events",
-    "interval_of",
     "intervals",
     "most_at_once",
     "once",
@@ -169,12 +168,6 @@ def intervals(scene: Scene, entry: str = "") -> list[Interval]:
         ]
         found.append(Interval(line.key, line.attempt, line.pid, line.t, min(ends, default=float("inf"))))
     return sorted(found, key=lambda interval: interval.start)
-
-
-def interval_of(scene: Scene, key: str, attempt: int = 1) -> Interval:
-    """The one run of this attempt at a slot."""
-    (found,) = [each for each in intervals(scene) if (each.key, each.attempt) == (key, attempt)]
-    return found
 
 
 def most_at_once(runs: Iterable[Interval]) -> int:

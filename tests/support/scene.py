@@ -21,7 +21,18 @@ from tests.support.proxy import Proxy
 from tests.support.servers import RabbitServer, RedisServer
 from tests.support.waits import wait_for
 
-__all__ = ["MATRIX", "PROJECT", "SCHEDULER", "Beat", "Scene", "Worker", "keys_of", "leader", "standbys"]
+__all__ = [
+    "LEADERBEAT",
+    "MATRIX",
+    "PROJECT",
+    "SCHEDULER",
+    "Beat",
+    "Scene",
+    "Worker",
+    "keys_of",
+    "leader",
+    "standbys",
+]
 
 PROJECT = "tests.support.project"
 SCHEDULER = "celery_leaderbeat.Scheduler"
@@ -275,6 +286,10 @@ class Scene:
 
 def _celery(command: str) -> list[str]:
     return [sys.executable, "-m", "celery", "-A", PROJECT, command]
+
+
+#: `celery leaderbeat`, to be run in the environment of a beat or worker: `beat.exec_run([*LEADERBEAT, "status"])`.
+LEADERBEAT = tuple(_celery("leaderbeat"))
 
 
 def _records(path: Path, event: str | None) -> list[SimpleNamespace]:

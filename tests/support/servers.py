@@ -180,9 +180,9 @@ class RedisServer(Process):
             [
                 kind.binary,
                 # A Sentinel's first argument is its configuration file.
-                *(args if sentinel else ()),
+                *(args[:1] if sentinel else ()),
                 *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(directory), *plain),
-                *(("--sentinel",) if sentinel else args),
+                *((*args[1:], "--sentinel") if sentinel else args),
             ],
             name=name or f"{kind.name}-{self.port}",
             directory=directory,
@@ -247,16 +247,15 @@ class RabbitServer(Process):
     """A RabbitMQ node with its own name, ports, data and port mapper, so that several can run on one machine.
 
     It takes about six seconds to start: start one for the whole session. A test gets a virtual host to itself
-    with `vhost`: they are made at the start, at 15 ms each, since making one takes a second later on.
+    with `vhost`: they are made at the start, at 50 ms of computing each, since making one takes a second later
+    on. Idle ones cost something too: ask for no more than will be used.
     """
 
-    VHOSTS = 120
-
-    def __init__(self, kind: Kind, directory: Path) -> None:
+    def __init__(self, kind: Kind, directory: Path, vhosts: int = 8) -> None:
         self.kind = kind
         self.port = free_port()
         self._mapper_port = free_port()
-        self._vhosts = [f"t{number:03}" for number in range(self.VHOSTS)]
+        self._vhosts = [f"t{number:03}" for number in range(vhosts)]
         self._given = 0
         assert kind.binary is not None
         self._scripts = Path(kind.binary).parent
@@ -334,7 +333,7 @@ class RabbitServer(Process):
     def vhost(self) -> str:
         """The name of a virtual host that nobody has used."""
         if self._given == len(self._vhosts):
-            more = [f"u{len(self._vhosts) + number:03}" for number in range(self.VHOSTS)]
+            more = [f"u{len(self._vhosts) + number:03}" for number in range(20)]
             self._write_definitions(self.directory / "more.json", more)
             self.ctl("import_definitions", str(self.directory / "more.json"))
             self._vhosts += more

@@ -9,6 +9,7 @@ from typing import Any
 
 from redis.crc import key_slot
 
+from tests.support.certificates import Certificates
 from tests.support.servers import Kind, RedisServer, free_port
 from tests.support.waits import wait_for
 
@@ -25,10 +26,10 @@ class Sentinels:
     sentinels: list[RedisServer] = field(default_factory=list)
     password: str = ""
 
-    def url(self, db: int = 0) -> str:
+    def url(self, db: int = 0, scheme: str = "sentinel") -> str:
         """As Celery writes it; the service's name goes into `master_name` of the transport options."""
         user = f":{self.password}@" if self.password else ""
-        return ";".join(f"sentinel://{user}127.0.0.1:{sentinel.port}/{db}" for sentinel in self.sentinels)
+        return ";".join(f"{scheme}://{user}127.0.0.1:{sentinel.port}/{db}" for sentinel in self.sentinels)
 
     def primary_port(self) -> int:
         """The port of the server that the Sentinels take for the primary now."""
@@ -71,21 +72,38 @@ def start_sentinels(
     down_after_ms: int = 2000,
     password: str = "",
     sentinel_password: str = "",
+    certificates: Certificates | None = None,
+    plain_sentinels: bool = False,
+    named: bool = False,
 ) -> Sentinels:
     """Start a primary, a replica of it and `count` Sentinels, and wait until the Sentinels know both.
 
     `password` is the servers', `sentinel_password` that of the Sentinels. On a busy machine, a server that is silent
     for much less than `down_after_ms` isn't down.
+
+    With `certificates`, all of them speak TLS and nothing else, and only with clients that have a certificate; with
+    `plain_sentinels`, a Sentinel's clients talk to it without TLS, though it talks to everybody with TLS;
+    with `named`, their certificates are for `localhost`, and so the Sentinels call the servers.
     """
     # Without the delay in which a primary waits for more replicas to copy itself to.
     own = ("--repl-diskless-sync-delay", "0")
     own += ("--requirepass", password, "--masterauth", password) if password else ()
-    options = {"password": password or None}
-    primary = RedisServer(kind, directory / "primary", *own, name="primary", client_options=options)
-    primary.start()
-    follows = ("--replicaof", "127.0.0.1", str(primary.port))
-    replica = RedisServer(kind, directory / "replica", *follows, *own, name="replica", client_options=options)
-    replica.start()
+    host = "localhost" if named else "127.0.0.1"
+    own += ("--replica-announce-ip", host) if named else ()
+    tls = certificates.client_options() if certificates else {}
+
+    def server(name: str, *args: str) -> RedisServer:
+        port = free_port()
+        speaks = certificates.server_args(port, clients=True, named=named) if certificates else ()
+        options = {"password": password or None, **tls}
+        started = RedisServer(
+            kind, directory / name, *args, *own, *speaks, port=port, name=name, client_options=options
+        )
+        started.start()
+        return started
+
+    primary = server("primary")
+    replica = server("replica", "--replicaof", host, str(primary.port))
     wait_for(
         lambda: replica.client().info("replication")["master_link_status"] == "up", 20, "the replica follows"
     )
@@ -95,7 +113,8 @@ def start_sentinels(
         home.mkdir(parents=True)
         # A Sentinel rewrites its configuration file.
         lines = [
-            f"sentinel monitor {service} 127.0.0.1 {primary.port} {count // 2 + 1}",
+            *(("sentinel resolve-hostnames yes", "sentinel announce-hostnames yes") if named else ()),
+            f"sentinel monitor {service} {host} {primary.port} {count // 2 + 1}",
             f"sentinel down-after-milliseconds {service} {down_after_ms}",
             f"sentinel failover-timeout {service} 3000",
             *([f"sentinel auth-pass {service} {password}"] if password else ()),
@@ -103,13 +122,20 @@ def start_sentinels(
             *([f"sentinel sentinel-pass {sentinel_password}"] if sentinel_password else ()),
         ]
         (home / "sentinel.conf").write_text("\n".join(lines) + "\n")
+        port, speaks = free_port(), ()
+        if certificates and plain_sentinels:
+            speaks = certificates.server_args(free_port(), clients=True, plain_port=port)
+        elif certificates:
+            speaks = certificates.server_args(port, clients=True, named=named)
         sentinel = RedisServer(
             kind,
             home,
             str(home / "sentinel.conf"),
+            *speaks,
+            port=port,
             name=f"sentinel{number}",
             sentinel=True,
-            client_options={"password": sentinel_password or None},
+            client_options={"password": sentinel_password or None, **({} if plain_sentinels else tls)},
         )
         sentinel.start()
         group.sentinels.append(sentinel)
@@ -159,12 +185,26 @@ class Cluster:
 
 
 def start_cluster(
-    kind: Kind, directory: Path, *args: str, count: int = 3, replicas: bool = False, **more: Any
+    kind: Kind,
+    directory: Path,
+    *args: str,
+    count: int = 3,
+    replicas: bool = False,
+    certificates: Certificates | None = None,
+    named: bool = False,
+    **more: Any,
 ) -> Cluster:
     """Start a cluster of primaries that share the slots, and wait until every node finds it sound.
 
     With `replicas`, each primary has one. `args` and `more` are for the servers.
+
+    With `certificates`, the nodes speak TLS and nothing else, and only with clients that have a certificate; with
+    `named`, their own certificates are for `localhost`, and so they call themselves (Redis 7.0 and newer).
     """
+    if certificates:
+        more["client_options"] = certificates.client_options() | more.get("client_options", {})
+    if named:
+        args += ("--cluster-announce-hostname", "localhost", "--cluster-preferred-endpoint-type", "hostname")
     total = count * 2 if replicas else count
     ports = [free_port() for _ in range(total)]
     nodes = [
@@ -179,6 +219,7 @@ def start_cluster(
                 "--repl-diskless-sync-delay",
                 "0",
                 *args,
+                *(certificates.server_args(port, clients=True, named=named) if certificates else ()),
             ),
             port=port,
             name=f"node{number}",

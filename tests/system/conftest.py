@@ -8,6 +8,7 @@ the test alone.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from pytest_celery import (
 )
 
 from celery_leaderbeat.ledger import Ledger
+from tests.support.certificates import Certificates, make_certificates
 from tests.support.containers import (
     BeatCluster,
     BeatContainer,
@@ -35,12 +37,17 @@ from tests.support.containers import (
 from tests.support.scene import MATRIX, Scene
 from tests.support.servers import RedisServer
 
+#: Set by `make test-long`.
+EXHAUSTIVE = os.environ.get("LEADERBEAT_EXHAUSTIVE", "").lower() in ("1", "true", "yes")
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what needs a scene on each combination that its `matrix` marker names, by default on all."""
     if "scene_kinds" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("matrix")
         names = marker.args if marker else tuple(MATRIX)
+        if marker and EXHAUSTIVE:
+            names += marker.kwargs.get("long", ())
         metafunc.parametrize("scene_kinds", [MATRIX[name] for name in names], ids=names, indirect=True)
 
 
@@ -50,6 +57,12 @@ def _marked(request: pytest.FixtureRequest, name: str, count: int) -> tuple[int,
         return count, {}
     options = dict(marker.kwargs)
     return (marker.args[0] if marker.args else options.pop("count", count)), options
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Made once: nobody changes them."""
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.scene import Scene, keys_of
+from tests.support.certificates import KEY_PASSWORD, Certificates
+from tests.support.scene import LEADERBEAT, Scene, keys_of
 from tests.support.servers import require
 from tests.support.topologies import Cluster, follows, start_cluster
 from tests.support.waits import wait_for
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.matrix("valkey")
 PATIENCE = 40.0
 SCHEDULE = {"tick": {"task": "project.fenced", "every": 1.0}}
 TAG = "leaderbeat:project"
+PASSWORD = "s3cret-data"
 
 StartCluster = Callable[..., Cluster]
 
@@ -29,8 +31,8 @@ def start(tmp_path: Path) -> Iterator[StartCluster]:
     """A function that starts a cluster: `start("valkey", replicas=True)`."""
     started: list[Cluster] = []
 
-    def begin(name: str = "valkey", **more: Any) -> Cluster:
-        cluster = start_cluster(require(name), tmp_path / "cluster", **more)
+    def begin(name: str = "valkey", *args: str, **more: Any) -> Cluster:
+        cluster = start_cluster(require(name), tmp_path / "cluster", *args, **more)
         started.append(cluster)
         return cluster
 
@@ -39,8 +41,8 @@ def start(tmp_path: Path) -> Iterator[StartCluster]:
         cluster.stop()
 
 
-def url(cluster: Cluster) -> str:
-    return "redis+cluster://" + ";".join(f"127.0.0.1:{node.port}" for node in cluster.nodes)
+def url(cluster: Cluster, scheme: str = "redis+cluster") -> str:
+    return f"{scheme}://" + ";".join(f"127.0.0.1:{node.port}" for node in cluster.nodes)
 
 
 def lease(cluster: Cluster) -> Any:
@@ -115,6 +117,44 @@ def test_after_a_failover_in_the_cluster_the_sequence_goes_on(scene: Scene, star
     sent = len(scene.publishes())
     wait_for(lambda: len(scene.publishes()) >= sent + 2, PATIENCE, "the sequence goes on")
     check(scene, beats)
+
+
+@pytest.mark.schedule(SCHEDULE)
+def test_in_a_cluster_with_tls_a_killed_leader_is_replaced_a_failover_followed_and_no_password_shown(
+    scene: Scene, start: StartCluster, certificates: Certificates
+) -> None:
+    login = ("--requirepass", PASSWORD, "--masterauth", PASSWORD)
+    cluster = start(
+        "redis", *login, replicas=True, certificates=certificates, client_options={"password": PASSWORD}
+    )
+    conf = {
+        "leaderbeat_redis_url": url(cluster, "rediss+cluster").replace("://", f"://:{PASSWORD}@"),
+        "leaderbeat_redis_options": certificates.driver_options(),
+        "leaderbeat_lease_ttl": 30,
+    }
+    worker = scene.start_worker(conf=conf, loglevel="DEBUG", wait=False)
+    first = scene.start_beat(conf=conf, loglevel="DEBUG")
+    wait_for(lambda: lease(cluster), PATIENCE, "a leader")
+    second = scene.start_beat(conf=conf, loglevel="DEBUG")
+    second.wait_for_log("Standing by", PATIENCE)
+    wait_for(lambda: len(scene.runs("end")) >= 2, PATIENCE, "slots are sent and run")
+    server = cluster.server_of(TAG)
+    shown = server.client().execute_command("PUBSUB", "SHARDNUMSUB", f"{{{TAG}}}:wake")
+    assert int(shown[1]) == 2, "the wake-ups are sharded"
+
+    first.kill()
+    wait_for(lambda: _led_by(cluster, second), 15, "another leads before 30 s are over")
+    cluster.replica_of(server).client().execute_command("CLUSTER", "FAILOVER")
+    wait_for(lambda: cluster.server_of(TAG) is not server, PATIENCE, "the replica serves the keys")
+    sent = len(scene.publishes())
+    wait_for(lambda: len(scene.publishes()) >= sent + 2, PATIENCE, "the sequence goes on")
+    wait_for(lambda: len(scene.runs("end")) >= sent + 2, PATIENCE, "and so do the workers")
+    status, said = second.exec_run([*LEADERBEAT, "status"])
+    assert status == 0
+    check(scene, [first, second, worker])
+    for text in (first.text(), second.text(), worker.text(), said.decode()):
+        assert PASSWORD not in text
+        assert KEY_PASSWORD not in text
 
 
 @pytest.mark.schedule(SCHEDULE)

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from celery import Celery
@@ -15,9 +16,10 @@ from celery import Celery
 from celery_leaderbeat.errors import StoreUnavailable
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.store import Store
-from tests.support.certificates import Certificates, make_certificates
+from tests.support.certificates import Certificates
 from tests.support.scene import Scene, keys_of
-from tests.support.servers import RedisServer, free_port
+from tests.support.servers import RedisServer, free_port, require
+from tests.support.topologies import Sentinels, start_cluster, start_sentinels
 from tests.support.waits import wait_for
 
 pytestmark = pytest.mark.matrix("valkey")
@@ -25,13 +27,7 @@ pytestmark = pytest.mark.matrix("valkey")
 #: The machine may be busy with others.
 PATIENCE = 40.0
 SCHEDULE = {"tick": {"task": "project.fenced", "every": 1.0}}
-PASSWORD = "s3cret"
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """Made once: nobody changes them."""
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
+PASSWORD, SENTINEL_PASSWORD = "s3cret", "s3cret-sentinel"
 
 
 @pytest.fixture
@@ -42,13 +38,7 @@ def tls_server(
 
     def start(clients: bool = False) -> RedisServer:
         port = free_port()
-        options: dict[str, Any] = {
-            "ssl": True,
-            "ssl_ca_certs": str(certificates.ca),
-            "ssl_certfile": str(certificates.client),
-            "ssl_keyfile": str(certificates.client_key),
-            "password": PASSWORD,
-        }
+        options = {**certificates.client_options(), "password": PASSWORD}
         args = certificates.server_args(port, clients=clients)
         return start_redis("redis", *args, "--requirepass", PASSWORD, port=port, client_options=options)
 
@@ -102,6 +92,135 @@ def test_a_server_that_wants_a_certificate_gets_it(
     assert now(leaderbeat_redis_url=url + own)
     with pytest.raises(StoreUnavailable):
         now(leaderbeat_redis_url=url)
+    for wrong in (
+        {"ssl_certfile": "/no/where.pem"},
+        {"ssl_certfile": str(certificates.ca)},
+        {"ssl_keyfile": str(certificates.client_locked_key), "ssl_password": "wr0ng-guess"},
+        {"ssl_ca_certs": str(certificates.client_key)},
+    ):
+        with pytest.raises(StoreUnavailable, match="can't be read: check ssl_ca_certs") as raised:
+            now(leaderbeat_redis_url=url + own, leaderbeat_redis_options=wrong)
+        assert "wr0ng-guess" not in str(raised.value)
+
+
+@pytest.fixture
+def sentinels(certificates: Certificates, tmp_path: Path) -> Iterator[Callable[..., Sentinels]]:
+    """A function that starts servers that speak TLS only, and Sentinels."""
+    started: list[Sentinels] = []
+
+    def start(**more: Any) -> Sentinels:
+        group = start_sentinels(
+            require("redis"),
+            tmp_path / "group",
+            password=PASSWORD,
+            sentinel_password=SENTINEL_PASSWORD,
+            certificates=certificates,
+            **more,
+        )
+        started.append(group)
+        return group
+
+    yield start
+    for group in started:
+        group.stop()
+
+
+def test_tls_to_sentinels_and_to_their_servers_in_all_spellings(
+    sentinels: Callable[..., Sentinels], certificates: Certificates
+) -> None:
+    group, tls = sentinels(), certificates.driver_options()
+    login = {"password": SENTINEL_PASSWORD}
+    with_tls = {"master_name": group.service, "sentinel_kwargs": {**login, "ssl": True, **tls}}
+    plain = {"master_name": group.service, "sentinel_kwargs": login}
+    query = "?" + urlencode(tls)
+    # One set of options is for the Sentinels and the servers, in the URL or beside it.
+    for scheme in ("rediss+sentinel", "valkeys+sentinel"):
+        url = group.url(scheme=scheme)
+        assert now(leaderbeat_redis_url=url + query, leaderbeat_redis_options=plain)
+        assert now(leaderbeat_redis_url=url, leaderbeat_redis_options={**plain, **tls})
+    # Or each has its own.
+    assert now(leaderbeat_redis_url=url + query, leaderbeat_redis_options=with_tls)
+    unverified = {"ssl": True, **tls, "ssl_ca_certs": None, "ssl_cert_reqs": "CERT_NONE"}
+    options = {"master_name": group.service, "sentinel_kwargs": {**login, **unverified}}
+    assert now(leaderbeat_redis_url=url + query, leaderbeat_redis_options=options)
+    # As Celery has it.
+    for reqs in (ssl.CERT_REQUIRED, "required", None):
+        use_ssl = {**tls, "ssl_cert_reqs": reqs}
+        for transport in (with_tls, {**plain, "sentinel_kwargs": {**login, "ssl": True}}):
+            assert now(broker_url=group.url(), broker_use_ssl=use_ssl, broker_transport_options=transport)
+            assert now(
+                result_backend=group.url(),
+                redis_backend_use_ssl=use_ssl,
+                result_backend_transport_options=transport,
+            )
+    with pytest.raises(StoreUnavailable, match="no Sentinel knows the primary"):
+        now(broker_url=group.url(), broker_use_ssl=tls, broker_transport_options=plain)
+    wrong = {**tls, "ssl_ca_certs": str(certificates.other_ca)}
+    with pytest.raises(StoreUnavailable, match="isn't trusted: set ssl_ca_certs"):
+        now(
+            leaderbeat_redis_url=group.url(scheme="rediss+sentinel"),
+            leaderbeat_redis_options={**plain, **wrong},
+        )
+
+
+def test_servers_that_sentinels_call_by_name_show_certificates_for_their_names(
+    sentinels: Callable[..., Sentinels], certificates: Certificates
+) -> None:
+    group, tls = sentinels(named=True), certificates.driver_options()
+    options = {"master_name": group.service, "sentinel_kwargs": {"password": SENTINEL_PASSWORD}, **tls}
+    url = group.url(scheme="rediss+sentinel")
+    by_name = url.replace("127.0.0.1", "localhost")
+    assert now(leaderbeat_redis_url=by_name, leaderbeat_redis_options=options)
+    with pytest.raises(StoreUnavailable, match=r"is for another name: .*ssl_check_hostname"):
+        now(leaderbeat_redis_url=url, leaderbeat_redis_options=options)
+    unnamed = {**options, "ssl_check_hostname": False}
+    assert now(leaderbeat_redis_url=url, leaderbeat_redis_options=unnamed)
+    group.fail_over(by_death=False)
+    assert now(leaderbeat_redis_url=by_name, leaderbeat_redis_options=options)
+
+
+def test_servers_with_tls_are_reached_through_sentinels_without_it(
+    sentinels: Callable[..., Sentinels], certificates: Certificates
+) -> None:
+    group, tls = sentinels(plain_sentinels=True), certificates.driver_options()
+    plain = {"master_name": group.service, "sentinel_kwargs": {"password": SENTINEL_PASSWORD}}
+    without = {**plain, "sentinel_kwargs": {"password": SENTINEL_PASSWORD, "ssl": False}}
+    url = group.url(scheme="rediss+sentinel")
+    assert now(leaderbeat_redis_url=f"{url}?{urlencode(tls)}", leaderbeat_redis_options=without)
+    assert now(leaderbeat_redis_url=url, leaderbeat_redis_options={**without, **tls})
+    for transport in (plain, without):
+        assert now(broker_url=group.url(), broker_use_ssl=tls, broker_transport_options=transport)
+        assert now(
+            result_backend=group.url(),
+            redis_backend_use_ssl=tls,
+            result_backend_transport_options=transport,
+        )
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["by-address", "by-name"])
+def test_tls_to_a_cluster_in_all_spellings(certificates: Certificates, tmp_path: Path, named: bool) -> None:
+    cluster = start_cluster(require("redis"), tmp_path / "cluster", certificates=certificates, named=named)
+    try:
+        tls = certificates.driver_options()
+        host = "localhost" if named else "127.0.0.1"
+        for node in cluster.nodes:
+            url = f"rediss+cluster://{host}:{node.port}"
+            assert now(leaderbeat_redis_url=url, leaderbeat_redis_options=tls)
+        for scheme in ("rediss+cluster", "valkeys+cluster"):
+            assert now(leaderbeat_redis_url=f"{scheme}://{host}:{node.port}?{urlencode(tls)}")
+        other = {"ssl_ca_certs": str(certificates.other_ca)}
+        with pytest.raises(StoreUnavailable, match="isn't trusted: set ssl_ca_certs"):
+            now(leaderbeat_redis_url=url, leaderbeat_redis_options={**tls, **other})
+        # A certificate is for the name that the node is called by.
+        wrong = f"{scheme}://{'127.0.0.1' if named else 'localhost'}:{node.port}"
+        with pytest.raises(StoreUnavailable, match=r"is for another name: .*ssl_check_hostname"):
+            now(leaderbeat_redis_url=wrong, leaderbeat_redis_options=tls)
+        unnamed = {**tls, "ssl_check_hostname": False}
+        assert now(leaderbeat_redis_url=wrong, leaderbeat_redis_options=unnamed)
+        with pytest.raises(StoreUnavailable, match="isn't trusted: set ssl_ca_certs"):
+            now(leaderbeat_redis_url=wrong, leaderbeat_redis_options={**unnamed, **other})
+    finally:
+        cluster.stop()
 
 
 @pytest.mark.schedule(SCHEDULE)

@@ -192,7 +192,7 @@ MANY = {
 @pytest.mark.schedule(MANY)
 @pytest.mark.beats(0)
 @pytest.mark.workers(1, pool="threads", concurrency=8)
-@pytest.mark.matrix("valkey", "redis+rabbitmq")
+@pytest.mark.matrix("valkey", long=("redis+rabbitmq",))
 @pytest.mark.conf(leaderbeat_lease_ttl=3, leaderbeat_publish_timeout=1, worker_prefetch_multiplier=8)
 @pytest.mark.timeout(120)
 def test_a_leader_frozen_within_a_thousand_sends_doubles_at_most_the_one_on_its_way(

@@ -100,7 +100,7 @@ def test_the_first_slot_after_a_broken_connection_to_the_broker_is_sent(
 
 
 @pytest.mark.schedule(GOOD)
-@pytest.mark.matrix("valkey", "redis")
+@pytest.mark.matrix("valkey", long=("redis",))
 @pytest.mark.parametrize(
     "spoil",
     [

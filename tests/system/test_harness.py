@@ -26,6 +26,7 @@ pytestmark = pytest.mark.beats(3, scheduler="celery.beat.Scheduler")
 EVERY_SECOND = {"every-second": {"task": "project.record", "every": 1.0}}
 
 
+@pytest.mark.matrix("valkey", "redis+rabbitmq", long=("redis", "valkey+rabbitmq"))
 def test_the_worker_answers_pings_and_the_beats_run(celery_setup: LeaderbeatSetup) -> None:
     assert celery_setup.ready(ping=True, control=True)
     assert len(celery_setup.beats) == 3
@@ -37,7 +38,7 @@ def test_the_worker_answers_pings_and_the_beats_run(celery_setup: LeaderbeatSetu
 
 @pytest.mark.schedule(EVERY_SECOND)
 @pytest.mark.beats(1, scheduler="celery.beat.Scheduler")
-@pytest.mark.matrix("valkey", "redis+rabbitmq")
+@pytest.mark.matrix("valkey", long=("redis+rabbitmq",))
 def test_publishes_and_runs_are_counted_apart(celery_setup: LeaderbeatSetup) -> None:
     wait_for(celery_setup.runs, 5, "a run")
     # A worker may be quicker than the beat, which notes its publish when the broker has taken it.

@@ -138,7 +138,7 @@ def test_a_leader_that_is_stopped_during_a_publish_exits_cleanly_and_nothing_is_
 
 @pytest.mark.schedule(EVERY_SECOND)
 @pytest.mark.workers(0)
-@pytest.mark.matrix("valkey", "redis")
+@pytest.mark.matrix("valkey", long=("redis",))
 @pytest.mark.conf(leaderbeat_lease_ttl=3)
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_leader_whose_lease_is_deleted_is_superseded_and_goes_on(
@@ -162,7 +162,7 @@ def test_a_leader_whose_lease_is_deleted_is_superseded_and_goes_on(
 
 @pytest.mark.schedule(EVERY_SECOND)
 @pytest.mark.workers(0)
-@pytest.mark.matrix("valkey", "redis")
+@pytest.mark.matrix("valkey", long=("redis",))
 @pytest.mark.conf(leaderbeat_lease_ttl=3)
 def test_a_lease_that_is_given_to_somebody_else_is_respected_until_it_lapses(
     celery_setup: LeaderbeatSetup,
@@ -407,7 +407,7 @@ NAMES = [
 
 
 @pytest.mark.schedule({name: {"task": "project.fenced", "every": 1.0} for name in NAMES})
-@pytest.mark.matrix("valkey", "redis+rabbitmq")
+@pytest.mark.matrix("valkey", long=("redis+rabbitmq",))
 def test_entries_of_any_name_keep_apart(celery_setup: LeaderbeatSetup) -> None:
     leader(celery_setup)
     wait_for(lambda: len(celery_setup.runs("end")) >= 2 * len(NAMES), 15, "all have run twice")
@@ -442,7 +442,7 @@ def test_two_applications_on_one_redis_do_not_touch_each_other(scene: Scene) -> 
 
 
 @pytest.mark.schedule(EVERY_SECOND)
-@pytest.mark.matrix("valkey", "redis")
+@pytest.mark.matrix("valkey", long=("redis",))
 @pytest.mark.conf(leaderbeat_key_prefix="shared")
 def test_another_applications_prefix_is_an_error_and_is_left_alone(scene: Scene) -> None:
     first = scene.start_beat(env={"LB_APP_NAME": "first"})
@@ -486,7 +486,7 @@ def test_without_fast_failover_a_killed_leader_is_replaced_when_its_lease_lapses
 @pytest.mark.schedule(EVERY_SECOND)
 @pytest.mark.workers(0)
 @pytest.mark.beats(0)
-@pytest.mark.matrix("valkey", "redis+rabbitmq")
+@pytest.mark.matrix("valkey", long=("redis+rabbitmq",))
 @pytest.mark.conf(beat_enable_remote_control=True, beat_remote_control_max_tick_age=3)
 def test_a_leader_and_a_standby_answer_pings(celery_setup: LeaderbeatSetup) -> None:
     control = pytest.importorskip("celery.beat")

@@ -39,7 +39,7 @@ def losing(directory: Path, script: str, *nth: int) -> dict[str, str]:
 
 @pytest.mark.schedule({"tick": {"task": "project.fenced", "every": 1.0, "policy": {"catch_up": "all"}}})
 @pytest.mark.beats(0)
-@pytest.mark.matrix("valkey", "redis")
+@pytest.mark.matrix("valkey", long=("redis",))
 @pytest.mark.parametrize("script", ["elect", "renew", "register", "claim", "confirm"])
 def test_a_leader_whose_answer_is_lost_goes_on_and_sends_each_slot_once(
     celery_setup: LeaderbeatSetup, tmp_path: Path, script: str

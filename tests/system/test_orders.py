@@ -336,8 +336,7 @@ def test_a_backfill_whose_leader_is_killed_in_the_middle_runs_each_slot_once(
     since = due_since(scene, timedelta(minutes=61))
     scene.start_worker(pool="threads", concurrency=4)
     slow = plugin(scene, SLOW_TO_PUBLISH)
-    for _ in "ab":
-        scene.start_beat(env=slow, wait=False)
+    beats = [scene.start_beat(env=slow, wait=False) for _ in "ab"]
     first = leader(scene)
     wait_for(lambda: len(scene.runs("end")) >= 2, PATIENCE, "the latest slots run")
     until = min(slot_of(run) for run in scene.runs("end"))
@@ -371,6 +370,9 @@ def test_a_backfill_whose_leader_is_killed_in_the_middle_runs_each_slot_once(
     assert max(published[key] for key in keys["careful"]) == 1
     lost = [key for key in keys["careful"] if not runs[key]]
     assert len(lost) <= 32, "at most what was claimed together"
+    told = [line for beat in beats for line in beat.find("was gone before it confirmed")]
+    assert len(told) <= 1, "neighbours are one range"
+    assert len(told) == 1 or not lost
     audit = ledger.audit("careful", since, until)
     assert unexplained(audit) == []
     assert [slot.key for slot in audit.having("missed")] == lost

@@ -17,7 +17,6 @@ from tests.support.history import (
     PERIOD,
     due_since,
     events,
-    interval_of,
     once,
     plugin,
     run_lease,
@@ -189,24 +188,6 @@ def test_a_slot_whose_runs_all_die_is_abandoned_after_max_attempts_with_one_erro
     (explained,) = [slot for slot in ledger.audit("job", _instant(0), now).slots if slot.key == key]
     assert explained.end == "abandoned"
     assert "attempt 2 of 2" in explained.reason
-
-
-@pytest.mark.matrix("valkey")
-@pytest.mark.parametrize(("pool", "seconds"), [("prefork", 10.0), ("gevent", 6.0)])
-def test_a_run_of_many_leases_is_not_started_twice_while_it_renews(
-    scene: Scene, pool: str, seconds: float
-) -> None:
-    scene.schedule = job("acks_late", kwargs={"seconds": seconds})
-    due_since(scene)
-    some_workers(scene, pool=pool, concurrency=2)
-    beat = start_beat(scene)
-    first_run(scene)
-    has_ended(scene)
-    key = slot_of(scene)
-    run = interval_of(scene, key)
-    assert run.end - run.start >= seconds - 0.1 > 5 * LEASE
-    assert len(starts(scene, key)) == len(scene.beat_publishes()) == 1
-    assert not beat.find("died")
 
 
 @pytest.mark.matrix("valkey")

@@ -200,7 +200,7 @@ def dump(headers, **_):
         assert "leaderbeat" not in message.headers
 
 
-@pytest.mark.matrix("valkey", "redis+rabbitmq")
+@pytest.mark.matrix("valkey", long=("redis+rabbitmq",))
 @pytest.mark.schedule({"tick": one_second()})
 def test_the_task_id_of_a_slot_is_the_same_from_every_replica(scene: Scene) -> None:
     epochs = []

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from tests.support.scene import Scene, keys_of, leader
+from tests.support.certificates import KEY_PASSWORD, Certificates
+from tests.support.scene import LEADERBEAT, Scene, keys_of, leader
 from tests.support.servers import RedisServer, require
 from tests.support.topologies import Sentinels, start_sentinels
 from tests.support.waits import wait_for
@@ -31,13 +32,14 @@ def start(tmp_path: Path) -> Iterator[StartSentinels]:
     """A function that starts a primary, a replica and Sentinels with passwords: `start("valkey", count=2)`."""
     started: list[Sentinels] = []
 
-    def begin(name: str = "valkey", count: int = 1) -> Sentinels:
+    def begin(name: str = "valkey", count: int = 1, **more: Any) -> Sentinels:
         group = start_sentinels(
             require(name),
             tmp_path / "group",
             count=count,
             password=PASSWORD,
             sentinel_password=SENTINEL_PASSWORD,
+            **more,
         )
         started.append(group)
         return group
@@ -67,8 +69,8 @@ def check(scene: Scene, beats: list[Any]) -> None:
     for beat in beats:
         assert beat.status == "running"
         assert not beat.find("Traceback")
-        assert PASSWORD not in beat.text()
-        assert SENTINEL_PASSWORD not in beat.text()
+        for secret in (PASSWORD, SENTINEL_PASSWORD, KEY_PASSWORD):
+            assert secret not in beat.text()
 
 
 @pytest.mark.schedule(SCHEDULE)
@@ -108,6 +110,53 @@ def test_the_broker_s_sentinels_are_the_ledger_s_too_unless_told_otherwise(
     wait_for(lambda: len(scene.runs("end")) >= 2, PATIENCE, "slots are sent and run")
     assert group.primary.client(1).exists(scene.key("lease"))
     assert beat.find("(the primary 'leaderbeat') (broker_url)")
+    check(scene, [beat])
+
+
+@pytest.mark.schedule(SCHEDULE)
+@pytest.mark.parametrize("plain_sentinels", [False, True], ids=["tls-sentinels", "plain-sentinels"])
+def test_a_failover_over_tls_is_followed_and_no_password_is_shown(
+    scene: Scene, start: StartSentinels, certificates: Certificates, plain_sentinels: bool
+) -> None:
+    group = start("redis", certificates=certificates, plain_sentinels=plain_sentinels)
+    tls = certificates.driver_options()
+    login: dict[str, Any] = {"password": SENTINEL_PASSWORD, **({"ssl": False} if plain_sentinels else {})}
+    options = {"master_name": group.service, "sentinel_kwargs": login, **tls}
+    settings = conf(group, leaderbeat_redis_options=options)
+    settings["leaderbeat_redis_url"] = group.url(scheme="rediss+sentinel")
+    beats = [scene.start_beat(conf=settings, loglevel="DEBUG", wait=False) for _ in range(2)]
+    worker = scene.start_worker(conf=settings, loglevel="DEBUG", wait=False)
+    wait_for(lambda: len(scene.runs("end")) >= 2, PATIENCE, "slots are sent and run")
+    before, sent = lease(scene, group.primary)["epoch"], len(scene.publishes())
+    group.fail_over(by_death=not plain_sentinels)
+    wait_for(lambda: len(scene.publishes()) >= sent + 2, PATIENCE, "the sequence goes on")
+    wait_for(lambda: len(scene.runs("end")) >= sent + 2, PATIENCE, "and so do the workers")
+    after = wait_for(lambda: lease(scene, group.replica), PATIENCE, "a leader")
+    assert after["epoch"] >= before
+    assert after["pid"] in [beat.pid for beat in beats]
+    status, said = beats[0].exec_run([*LEADERBEAT, "status"])
+    assert status == 0
+    assert not [secret for secret in (PASSWORD, SENTINEL_PASSWORD, KEY_PASSWORD) if secret in said.decode()]
+    check(scene, [*beats, worker])
+
+
+@pytest.mark.schedule(SCHEDULE)
+def test_celery_s_own_settings_of_tls_and_sentinels_serve_the_broker_and_the_ledger(
+    scene: Scene, start: StartSentinels, certificates: Certificates
+) -> None:
+    group = start("redis", certificates=certificates)
+    tls = certificates.driver_options()
+    login = {"password": SENTINEL_PASSWORD, "ssl": True, **tls}
+    settings = {
+        "leaderbeat_redis_url": None,
+        "broker_use_ssl": {**tls, "ssl_cert_reqs": "required"},
+        "broker_transport_options": {"master_name": group.service, "sentinel_kwargs": login},
+    }
+    env = {"CELERY_BROKER_URL": group.url(1)}
+    beat = scene.start_beat(conf=settings, env=env)
+    scene.start_worker(conf=settings, env=env)
+    wait_for(lambda: len(scene.runs("end")) >= 2, PATIENCE, "slots are sent and run")
+    assert group.primary.client(1).exists(scene.key("lease"))
     check(scene, [beat])
 
 

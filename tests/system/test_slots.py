@@ -80,7 +80,7 @@ def test_after_three_days_each_policy_catches_up_what_it_promises_and_says_what_
 
 
 @pytest.mark.schedule({"hourly": {"task": "project.record", "crontab": {"minute": 0}}})
-@pytest.mark.matrix("valkey", "redis")
+@pytest.mark.matrix("valkey", long=("redis",))
 def test_an_hour_that_passed_while_all_were_down_is_sent_once_under_its_own_name(scene: Scene) -> None:
     began = pretend_outage(scene, timedelta(hours=1))
     beats = [scene.start_beat(wait=False) for _ in range(3)]

@@ -341,6 +341,7 @@ def test_a_retry_that_is_asked_for_without_raising_runs(scene: Scene) -> None:
 
 
 @pytest.mark.schedule(every_second("fenced", policy={"prefer": "duplicate", "catch_up": "all"}))
+@pytest.mark.matrix("valkey", "redis+rabbitmq", long=("redis", "valkey+rabbitmq"))
 def test_the_message_of_an_older_epoch_is_refused_once_a_newer_one_claimed_its_slot(scene: Scene) -> None:
     """The first leader dies with its message at the broker and the slot unconfirmed; the next sends it again."""
     scene.start_beat(env=plugin(scene, DIES_AFTER_A_PUBLISH)).wait(PATIENCE)

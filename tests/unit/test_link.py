@@ -1,18 +1,21 @@
-"""Whether the broker has said something is seen on any connection."""
+"""Whether the broker has said something is seen on any connection, and what it says is told without passwords."""
 
 from __future__ import annotations
 
 import fcntl
 import resource
 import socket
+import socketserver
 import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from celery import Celery
 
-from celery_leaderbeat.link import _has_said_something
+from celery_leaderbeat.clock import Clock
+from celery_leaderbeat.link import Link, _has_said_something
 from tests.support.certificates import make_certificates
 from tests.support.waits import wait_for
 
@@ -70,3 +73,39 @@ def test_what_tls_has_taken_in_already_is_heard(tmp_path: Path) -> None:
         assert not _has_said_something(sock)
         sock.sendall(b".")
         speaker.join(10)
+
+
+@pytest.fixture
+def quoting_peer() -> Iterator[int]:
+    """The port of a server that quotes every command that it gets, as Redis 5 does with those it doesn't know."""
+
+    class Quote(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while data := self.request.recv(4096):
+                words = [word for word in data.decode().split("\r\n") if word and word[0] not in "*$"]
+                self.request.sendall(f"-ERR unknown command, with args: {words}\r\n".encode())
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Quote) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+def test_what_a_sentinel_or_a_broker_quotes_is_told_without_passwords(quoting_peer: int) -> None:
+    address = f"127.0.0.1:{quoting_peer}/0"
+    options = {"master_name": "m", "sentinel_kwargs": {"username": "app", "password": "hunter2-s"}}
+    for url, transport, secret in (
+        (f"sentinel://:hunter2-d@{address}", options, "hunter2-s"),
+        (f"redis://:hunter2-d@{address}", {}, "hunter2-d"),
+    ):
+        app = Celery("unit", broker=url, set_as_current=False)
+        app.conf.broker_transport_options = transport
+        link = Link(app, 2.0, Clock())
+        with pytest.raises(Exception, match=secret) as raised:
+            link.ready()
+        assert "'***'" in link.said(raised.value)
+        assert "hunter2" not in link.said(raised.value)
+        link.drop()
+        app.close()

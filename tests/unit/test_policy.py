@@ -37,6 +37,7 @@ NOON = datetime(2026, 10, 2, 12, tzinfo=UTC)
 TWO = datetime(2026, 10, 2, 14, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
+MILLISECOND = timedelta(milliseconds=1)
 MICROSECOND = timedelta(microseconds=1)
 
 
@@ -313,45 +314,58 @@ def test_a_delay_is_below_the_jitter_and_ends_before_the_next_slot(
 # The rules as a whole
 
 
+some_pauses = st.lists(
+    st.builds(
+        lambda since, length, note: Pause(
+            NOON + since * MILLISECOND,
+            None if length is None else NOON + (since + length) * MILLISECOND,
+            note=note,
+        ),
+        st.integers(-1_000, 100_000),
+        st.none() | st.integers(0, 60_000),
+        st.sampled_from(["", "note 0", "note 1", "note 2"]),
+    ),
+    max_size=3,
+)
+# Made once: making strategies takes longer than drawing from them.
+parts_of_policies = st.fixed_dictionaries(
+    {
+        "prefer": st.sampled_from(["missed", "duplicate"]),
+        "catch_up": st.sampled_from(["latest", "all", "none"]),
+        "lookback": st.integers(1, 8),
+        "deadline": st.none() | st.floats(0.001, 100),
+        "on_crash": st.sampled_from(["auto", "skip", "rerun"]),
+        "overlap": st.sampled_from(["allow", "skip", "queue"]),
+        "jitter": st.sampled_from([0.0, 0.001, 2.0, 100.0]),
+    }
+)
+steps_of_situations = st.lists(st.integers(1, 5_000), max_size=25)
+numbers_of_returned = st.integers(0, 6)
+begins_of_terms = st.integers(-2_000, 130_000)
+delays_of_the_look = st.integers(0, 5_000)
+pauses_or_none = st.none() | some_pauses
+
+
 @st.composite
 def situations(draw: st.DrawFn) -> dict[str, Any]:
     """Slots at odd distances, the first few of them returned, under any policy, pauses and begin of the term."""
-    steps = draw(st.lists(st.integers(1, 5_000), max_size=25))
-    slots = [NOON + timedelta(milliseconds=total) for total in itertools.accumulate(steps)]
-    came_back = draw(st.integers(0, min(len(slots), 6)))
-    jitter = draw(st.sampled_from([0.0, 0.001, 2.0, 100.0]))
+    steps = draw(steps_of_situations)
+    slots = [NOON + total * MILLISECOND for total in itertools.accumulate(steps)]
+    came_back = min(draw(numbers_of_returned), len(slots))
+    parts = draw(parts_of_policies)
+    jitter = parts["jitter"]
     followings: list[datetime | None] = [*slots[1:], None]
     at = {slot: send_time("job", slot, nxt, jitter) for slot, nxt in zip(slots, followings, strict=False)}
     end = max(at.values(), default=NOON)
-    catch_up = draw(st.sampled_from(["latest", "all", "none"]))
     return {
-        "policy": Policy(
-            prefer=draw(st.sampled_from(["missed", "duplicate"])),
-            catch_up=catch_up,
-            lookback=1 if catch_up == "none" else draw(st.integers(1, 8)),
-            deadline=draw(st.none() | st.floats(0.001, 100)),
-            on_crash=draw(st.sampled_from(["auto", "skip", "rerun"])),
-            overlap=draw(st.sampled_from(["allow", "skip", "queue"])),
-            jitter=jitter,
-        ),
+        "policy": Policy(**parts | ({"lookback": 1} if parts["catch_up"] == "none" else {})),
         "returned": slots[:came_back],
         "due": slots[came_back:],
         "at": at,
-        "led_since": NOON + timedelta(milliseconds=draw(st.integers(-2_000, 130_000))),
-        "now": end + timedelta(milliseconds=draw(st.integers(0, 5_000))),
-        "pauses": draw(st.none() | some_pauses()),
+        "led_since": NOON + draw(begins_of_terms) * MILLISECOND,
+        "now": end + draw(delays_of_the_look) * MILLISECOND,
+        "pauses": draw(pauses_or_none),
     }
-
-
-@st.composite
-def some_pauses(draw: st.DrawFn) -> list[Pause]:
-    pauses = []
-    for number in range(draw(st.integers(0, 3))):
-        since = NOON + timedelta(milliseconds=draw(st.integers(-1_000, 100_000)))
-        length = draw(st.none() | st.integers(0, 60_000))
-        until = None if length is None else since + timedelta(milliseconds=length)
-        pauses.append(Pause(since, until, note=draw(st.sampled_from(["", f"note {number}"]))))
-    return pauses
 
 
 def decided(situation: dict[str, Any]) -> list[Decision]:

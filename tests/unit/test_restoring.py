@@ -131,6 +131,12 @@ def test_a_claim_that_is_open_and_whose_record_is_lost_is_missed_aloud(
     assert shadow.open_claims == {}
 
 
+def job_that(prefer: Any, on_crash: Any) -> Plan:
+    plan = job(prefer)
+    plan.policy = Policy(prefer=prefer, on_crash=on_crash)
+    return plan
+
+
 def lose(plan: Plan, gap: timedelta = timedelta(0)) -> tuple[FakeLedger, dict[str, str]]:
     """All is lost but for what a leader remembers: one slot given back, one under way, and one that another claimed.
 
@@ -153,21 +159,24 @@ def lose(plan: Plan, gap: timedelta = timedelta(0)) -> tuple[FakeLedger, dict[st
 
 
 @pytest.mark.parametrize(
-    ("prefer", "gap", "sent"),
+    ("prefer", "on_crash", "gap", "sent"),
     [
-        ("missed", 0, ["unsent"]),
-        ("duplicate", 0, ["unsent", "under way"]),
+        ("missed", "auto", 0, ["unsent"]),
+        ("duplicate", "auto", 0, ["unsent", "another's", "under way"]),
+        # A worker may have begun what another claimed, and have died.
+        ("duplicate", "skip", 0, ["unsent", "under way"]),
         # Another may have led, have sent them, and have lost all in the gap.
-        ("missed", 5, []),
-        ("duplicate", 5, ["unsent", "under way"]),
+        ("missed", "auto", 5, []),
+        ("duplicate", "auto", 5, ["unsent", "another's", "under way"]),
     ],
 )
 def test_what_is_known_to_be_unsent_is_recorded_again_and_what_is_in_doubt_goes_as_its_entry_prefers(
-    prefer: str, gap: float, sent: list[str]
+    prefer: str, on_crash: str, gap: float, sent: list[str]
 ) -> None:
-    ledger, names = lose(job(prefer), timedelta(seconds=gap))
+    ledger, names = lose(job_that(prefer, on_crash), timedelta(seconds=gap))
     assert [names[key] for key, _ in ledger.recalled] == sent
-    assert [attempt for _, attempt in ledger.recalled] == [1, 2][: len(sent)]
+    attempts = {"unsent": 1, "another's": 1, "under way": 2}
+    assert [attempt for _, attempt in ledger.recalled] == [attempts[name] for name in sent]
     assert {names[key] for key in ledger.written_off} == {*names.values()} - {*sent}
 
 
@@ -180,3 +189,13 @@ def test_what_a_replica_gave_back_before_another_led_is_no_business_of_its_any_m
     shadow.another_leads()
     leads.register(TERM)
     assert (ledger.recalled, ledger.written_off) == ([], [])
+
+
+def test_what_waits_is_known_until_the_sweep_has_found_it_again() -> None:
+    leads, ledger, shadow = restorer(plan := job("missed"))
+    key = tick_key("job", NOW - MINUTE)
+    plan.give_back(NOW - MINUTE)
+    shadow.leads(NOW)
+    ledger.kept.add(key)
+    leads.register(TERM)
+    assert shadow.open_claims.keys() == {key}

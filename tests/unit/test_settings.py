@@ -655,6 +655,43 @@ def test_with_tls_for_all_the_sentinels_are_verified_as_the_servers_are() -> Non
     assert not settings(leaderbeat_redis_url=url, leaderbeat_redis_options=plain).redis.sentinel_tls
 
 
+@pytest.mark.parametrize("query", ["", "?ssl_cert_reqs=none", "?ssl_ca_certs=/other.pem"])
+def test_options_of_tls_beside_the_url_are_for_the_sentinels_too(query: str) -> None:
+    tls = {"ssl_ca_certs": "/ca.pem", "ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_password": "hunter2"}
+    made = settings(
+        leaderbeat_redis_url=f"rediss+sentinel://a{query}",
+        leaderbeat_redis_options={"master_name": "m", "client_name": "x", **tls},
+    )
+    wanted = {**tls, "ssl_cert_reqs": "required", "ssl_check_hostname": True}
+    assert made.redis.sentinel == wanted
+    assert made.redis.kwargs | made.redis_options == {"db": 0, "client_name": "x", **wanted}
+    assert "hunter2" not in repr(made) + made.banner()
+    # With options of their own, the Sentinels have no others.
+    own = {"master_name": "m", "sentinel_kwargs": {"ssl_ca_path": "/cas"}, **tls}
+    made = settings(leaderbeat_redis_url=f"rediss+sentinel://a{query}", leaderbeat_redis_options=own)
+    assert made.redis.sentinel == {
+        "ssl_ca_path": "/cas",
+        "ssl_cert_reqs": "required",
+        "ssl_check_hostname": True,
+    }
+
+
+def test_who_verifies_nothing_compares_no_names_and_who_verifies_compares_them() -> None:
+    def both(query: str, **options: Any) -> tuple[Any, Any]:
+        made = settings(leaderbeat_redis_url=f"rediss://own?{query}", leaderbeat_redis_options=options)
+        merged = {**made.redis.kwargs, **made.redis_options}
+        return merged["ssl_cert_reqs"], merged["ssl_check_hostname"]
+
+    assert both("") == ("required", True)
+    assert both("ssl_cert_reqs=none", ssl_cert_reqs="required") == ("required", True)
+    assert both("ssl_cert_reqs=none", ssl_cert_reqs="required", ssl_check_hostname=False) == (
+        "required",
+        False,
+    )
+    assert both("ssl_check_hostname=false", ssl_cert_reqs="required") == ("required", False)
+    assert both("ssl_check_hostname=true", ssl_cert_reqs="none") == ("none", False)
+
+
 @pytest.mark.parametrize(
     ("conf", "rule"),
     [
@@ -683,6 +720,16 @@ def test_with_tls_for_all_the_sentinels_are_verified_as_the_servers_are() -> Non
                 "leaderbeat_redis_options": {"master_name": "m", "sentinel_kwargs": "hunter2"},
             },
             "sentinel_kwargs must be a mapping, not str",
+        ),
+        (
+            {
+                "leaderbeat_redis_url": SENTINELS,
+                "leaderbeat_redis_options": {
+                    "master_name": "m",
+                    "sentinel_kwargs": {"ssl_password": "hunter2", "ssl_ca_certs": "/ca.pem"},
+                },
+            },
+            "sentinel_kwargs has the key 'ssl_ca_certs', but the Sentinels are without TLS. Add 'ssl': True",
         ),
         (
             {"leaderbeat_redis_options": {"master_name": "m"}},

@@ -305,6 +305,19 @@ def test_a_standby_knows_what_is_claimed_and_a_lease_that_is_lost_with_it_settle
     assert shadow.open_claims == {}
 
 
+def test_a_leader_that_has_read_what_was_before_it_knows_all_for_as_long_as_its_lease_is_renewed() -> None:
+    shadow = Shadow()
+    shadow.begins()
+    shadow.renewed(at(1))
+    assert shadow.known_until is None, "it hasn't read yet what others have decided"
+    shadow.leads(at(2))
+    shadow.renewed(at(3))
+    assert shadow.known_until == at(3)
+    shadow.begins()
+    shadow.renewed(at(4))
+    assert shadow.known_until == at(3)
+
+
 def test_a_replica_led_last_until_it_sees_another_lead() -> None:
     shadow = Shadow()
     assert not shadow.led_last
