@@ -50,7 +50,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery_leaderbeat.backoff import backoff
@@ -59,7 +59,7 @@ from celery_leaderbeat.comparison import Comparison
 from celery_leaderbeat.desk import Desk
 from celery_leaderbeat.errors import StoreError, sentence
 from celery_leaderbeat.handover import Handovers
-from celery_leaderbeat.lease import Lease
+from celery_leaderbeat.lease import GONE, Lease
 from celery_leaderbeat.listener import Listener
 from celery_leaderbeat.membership import Candidate, Membership
 from celery_leaderbeat.remarks import Remarks
@@ -67,6 +67,7 @@ from celery_leaderbeat.server import ServerCheck
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.shadow import Shadow
 from celery_leaderbeat.shadow_reader import ShadowReader
+from celery_leaderbeat.sight import Sight
 from celery_leaderbeat.standby import Standby
 from celery_leaderbeat.store import Store
 from celery_leaderbeat.term import Term
@@ -133,6 +134,7 @@ class Elector:
         self._lease = Lease(settings, clock, self._store, holder, attributes)
         self._members = Membership(settings, self._store, holder)
         self._remarks = Remarks(settings, clock.clock)
+        self._sight = Sight(clock, self._store, self._listener, self._members, self.shadow)
         self._standby = Standby(
             settings=settings,
             clock=clock.clock,
@@ -146,6 +148,7 @@ class Elector:
             comparison=comparison,
             holder=holder,
             reader=ShadowReader(self._store, self.shadow, clock, holder),
+            sight=self._sight,
         )
         self._gained: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._handing_over = False
@@ -279,6 +282,7 @@ class Elector:
     def _lead(self, term: Term) -> None:
         """Hold `term` until it ends, and say how it ended."""
         self.shadow.begins()
+        self._held(datetime.fromtimestamp(self.clock.at(term.since), timezone.utc), self._sight.subscription)
         self._remarks.stands_by_for_nobody()
         logger.info(
             "Elected: this replica (%s) leads under epoch %d.",
@@ -353,13 +357,21 @@ class Elector:
                     return self._hand_over(term, newer)
 
     def _renew(self, term: Term) -> None:
+        at, subscription = self.clock.utcnow(), self._sight.subscription
         reason = self._lease.renew(term)
         if reason is not None:
+            if reason != GONE:
+                self.shadow.another_leads()
             raise _Ended(reason)
+        self._held(at, subscription)
         until = self.trusted_until(term)
         if until is not None:
             self.shadow.renewed(until)
         self._show_life()
+
+    def _held(self, at: datetime, subscription: int) -> None:
+        self.shadow.held(at)
+        self._sight.held(at, subscription)
 
     def _show_life(self) -> None:
         # Who leads doesn't stand for election: nobody has to wait for it when it dies.

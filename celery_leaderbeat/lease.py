@@ -18,9 +18,12 @@ from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.store import Look, Store
 from celery_leaderbeat.term import Term
 
-__all__ = ["ForeignPrefix", "Lease", "LeftToNewer"]
+__all__ = ["GONE", "ForeignPrefix", "Lease", "LeftToNewer"]
 
 logger = logging.getLogger(__name__)
+
+#: Why a lease can't be renewed that nobody holds.
+GONE = "the lease is gone"
 
 
 class ForeignPrefix(Exception):
@@ -167,7 +170,7 @@ class Lease:
             other = Term.read(answer[1]) if answer[1] else None
             if other is not None:
                 self.saw(other)
-            return f"the lease is held by {other.holder}" if other else "the lease is gone"
+            return f"the lease is held by {other.holder}" if other else GONE
         self._observe(answer[1:], sent)
         self._trust(term, sent)
         return None

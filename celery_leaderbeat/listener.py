@@ -33,6 +33,7 @@ class Listener:
 
     Attributes:
         subscribed: this process believes that it is subscribed.
+        subscription: the number of that subscription, counted from 1; 0 while there is none.
     """
 
     def __init__(self, settings: Settings, clock: FleetClock, holder: str, wake: Callable[[], None]) -> None:
@@ -41,6 +42,7 @@ class Listener:
         self._channel = self._store.keys.alive(holder)
         self._wake = wake
         self.subscribed = False
+        self.subscription = 0
         self._stale = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="leaderbeat-listener", daemon=True)
@@ -56,9 +58,13 @@ class Listener:
     def _wanted(self) -> bool:
         return not (self._stopping or self._stale)
 
+    def shown(self, store: Store) -> int | None:
+        """How many subscriptions of ours the server shows; None where it doesn't say."""
+        return store.subscribers(self._channel)
+
     def visible(self, store: Store) -> bool:
         """Whether the server shows our subscription; without it nobody can tell that we live."""
-        return self.subscribed and (store.subscribers(self._channel) or 0) > 0
+        return self.subscribed and (self.shown(store) or 0) > 0
 
     def confirm_visible(self, store: Store) -> None:
         """Subscribe again if the server no longer shows the subscription that this process believes in."""
@@ -67,12 +73,14 @@ class Listener:
                 self._stale = True
 
     def _run(self) -> None:
-        failures = 0
+        failures = count = 0
         while not self._stopping:
             self._stale = False
             subscription: Subscription | None = None
             try:
                 subscription = self._store.subscribe(self._store.keys.wake, self._channel)
+                count += 1
+                self.subscription = count
                 self.subscribed = True
                 failures = 0
                 # What was published while nobody listened is lost: look once.
@@ -90,6 +98,7 @@ class Listener:
                 )
             finally:
                 self.subscribed = False
+                self.subscription = 0
                 if subscription is not None:
                     subscription.close()
             if not self._stopping:

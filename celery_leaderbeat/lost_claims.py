@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from celery_leaderbeat.batch import record_lifetime
 from celery_leaderbeat.errors import StampError
 from celery_leaderbeat.ledger import Ledger
-from celery_leaderbeat.plan import Plan
+from celery_leaderbeat.plan import Plan, Returned
 from celery_leaderbeat.recall import LOST
 from celery_leaderbeat.records import Claim
 from celery_leaderbeat.reports import Reports
@@ -24,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 #: Why slots wait to be sent whose records were lost.
 RECORDED_AGAIN = "Redis has lost its record; it wasn't sent, or its entry prefers a duplicate"
+#: So many slots of an entry are missed at once.
+_AT_ONCE = 100
 
 
 class LostClaims:
@@ -50,56 +51,58 @@ class LostClaims:
         self._ledger = ledger
         self._reports = reports
         self._progress = progress
+        self._unswept: dict[str, Returned] = {}
 
-    def known_unsent(self) -> dict[str, int]:
-        """The tick keys of slots that this leader knows to be claimed and unsent, with their attempts."""
-        if not self._shadow.led_last:
-            # Another leader has taken them up.
-            return {}
-        return {
-            tick_key(name, slot): back.attempt
-            for name, plan in self._plans.items()
-            for slot, back in plan.returned.items()
-            # What was asked for needn't have a record.
-            if not back.request
-        }
+    def registered(self) -> None:
+        """The term begins: until the sweep has found it again, what waits is known here alone."""
+        self._unswept = self._waiting()
+        self._shadow.see_claimed(self._unswept, led=False)
+
+    def swept(self) -> None:
+        """The sweep has found all that waits and is recorded."""
+        self._unswept = {}
 
     def settle(self, term: Term) -> None:
         """Decide about all slots whose records are lost.
 
         What this leader knows to be unsent is recorded again as given back. The others may have been sent: they go as
-        their entry prefers.
+        their entry prefers. What is recorded again stays known here until the sweep has found it: it may be lost again.
 
         Raises:
             NotLeading: the lease is gone.
             StoreError: no answer; ask again.
         """
-        unsent, claims = self.known_unsent(), self._shadow.open_claims
-        lost = [key for key, record in self._ledger.slots([*{**unsent, **claims}]).items() if record is None]
-        named: dict[str, tuple[str, datetime]] = {}
-        for key in lost:
-            with contextlib.suppress(StampError):
-                named[key] = parse_tick_key(key)
+        waiting, claims = self._waiting(), dict(self._shadow.open_claims)
+        lost = [key for key, record in self._ledger.slots([*{**waiting, **claims}]).items() if record is None]
+        self._progress()
         recalled: list[Claim] = []
         missed: list[str] = []
-        for key, (entry, slot) in named.items():
-            by_another = key not in unsent and claims.get(key) is None
-            claim = self._claim(key, entry, slot, unsent.get(key) or claims.get(key) or 1)
-            sure = key in unsent and not self._shadow.gap_is_open
+        for key in lost:
+            back = waiting.get(key)
+            claim = self._claim(key, (claims.get(key) if back is None else back.attempt) or 1)
+            sure = back is not None and not back.maybe_sent and not self._shadow.gap_is_open
+            by_another = claims.get(key) is None if back is None else back.maybe_sent
             if claim is not None and (sure or self._goes_twice(claim, by_another)):
                 recalled.append(claim)
             else:
                 missed.append(key)
         if recalled:
             self._record_again(term, recalled)
-        for key in missed:
-            self._progress()
-            self._miss(term, key, *named[key])
-        for key in lost:
-            self._shadow.settled(key)
-        for entry, slot in named.values():
-            if entry in self._plans:
-                self._plans[entry].returned.pop(slot, None)
+        self._miss(term, missed)
+
+    def _waiting(self) -> dict[str, Returned]:
+        """The slots that this leader has to send, which it hasn't sent, though an earlier leader may have."""
+        if not self._shadow.led_last:
+            # Another leader has taken them up.
+            return {}
+        waiting = {
+            tick_key(name, slot): back
+            for name, plan in self._plans.items()
+            for slot, back in plan.returned.items()
+            # What was asked for needn't have a record.
+            if not back.request
+        }
+        return {**self._unswept, **waiting}
 
     def _goes_twice(self, claim: Claim, by_another: bool) -> bool:
         """Whether a slot that may have been sent is sent again."""
@@ -108,8 +111,12 @@ class LostClaims:
         # What others had claimed may have been begun by a worker that died.
         return not by_another or claim.on_crash != "skip"
 
-    def _claim(self, key: str, entry: str, slot: datetime, attempt: int) -> Claim | None:
+    def _claim(self, key: str, attempt: int) -> Claim | None:
         """A claim as it was; None where the schedule doesn't have its entry."""
+        try:
+            entry, slot = parse_tick_key(key)
+        except StampError:
+            return None
         plan = self._plans.get(entry)
         if plan is None:
             return None
@@ -139,8 +146,33 @@ class LostClaims:
             extra={"action": "slots_recalled", "count": len(claims)},
         )
 
-    def _miss(self, term: Term, key: str, entry: str, slot: datetime) -> None:
+    def _miss(self, term: Term, keys: Iterable[str]) -> None:
+        """Miss these slots, in the order of each entry's schedule."""
+        slots: dict[str, list[tuple[datetime, str]]] = {}
+        unreadable = []
+        for key in keys:
+            try:
+                entry, slot = parse_tick_key(key)
+            except StampError:
+                unreadable.append(key)
+            else:
+                slots.setdefault(entry, []).append((slot, key))
+        self._shadow.settled(*unreadable)
+        for entry, found in slots.items():
+            found.sort()
+            for i in range(0, len(found), _AT_ONCE):
+                self._progress()
+                self._miss_some(term, entry, found[i : i + _AT_ONCE])
+
+    def _miss_some(self, term: Term, entry: str, slots: Sequence[tuple[datetime, str]]) -> None:
         plan = self._plans.get(entry)
         fingerprint, prefer = ("", "missed") if plan is None else (plan.fingerprint, plan.policy.prefer)
-        self._ledger.write_off(term, "missed", entry, slot, slot, 1, LOST, fingerprint, [key])
-        self._reports.missed(entry, slot, slot, 1, LOST, prefer)
+        (first, _), (last, _), keys = slots[0], slots[-1], [key for _, key in slots]
+        self._ledger.write_off(term, "missed", entry, first, last, len(slots), LOST, fingerprint, keys)
+        self._reports.missed(entry, first, last, len(slots), LOST, prefer)
+        # The ledger knows it.
+        for slot, key in slots:
+            self._unswept.pop(key, None)
+            if plan is not None:
+                plan.returned.pop(slot, None)
+        self._shadow.settled(*keys)

@@ -72,8 +72,7 @@ class Restorer:
         self.found_loss = bool(recalled)
         positions = self._ledger.register(term, fingerprints, now, stored, recalled, LOST)
         self._recalled = None
-        # Until the sweep has found it again, what waits is known here alone.
-        self._shadow.see_claimed(self._lost_claims.known_unsent(), led=False)
+        self._lost_claims.registered()
         self._note(positions, now)
         if recalled:
             self._say(recalled, positions)
@@ -117,6 +116,8 @@ class Restorer:
         look = self._ledger.store.look()
         self._clock.observe(look.now, sent, self._clock.clock.monotonic())
         if look.value != term.value:
+            if look.value is not None and Term.read(look.value).holder != term.holder:
+                self._shadow.another_leads()
             raise NotLeading(look.value or "")
         claimed, self._claims = self._shadow.claims - self._claims, self._shadow.claims
         # Others may have added to it, but what this leader has claimed since must be there.
@@ -157,6 +158,7 @@ class Restorer:
 
     def swept(self, doubtful: Iterable[str]) -> None:
         """All that was claimed has been looked after, but for these slots."""
+        self._lost_claims.swept()
         self._shadow.swept(doubtful)
 
     def leads(self, term: Term) -> None:

@@ -85,6 +85,8 @@ class Shadow:
         self.led_last = False
         # As a leader: what others have decided before is known.
         self._is_complete = False
+        # When the lease was last seen to be this replica's.
+        self._own_at: datetime | None = None
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -108,10 +110,12 @@ class Shadow:
             self.claims += 1
             self._claimed = {**self._claimed, key: attempt}
 
-    def settled(self, key: str) -> None:
-        """It is known what became of a slot that was claimed."""
+    def settled(self, *keys: str) -> None:
+        """It is known what became of slots that were claimed."""
+        known = set(keys)
         with self._lock:
-            self._claimed = {other: attempt for other, attempt in self._claimed.items() if other != key}
+            if not known.isdisjoint(self._claimed):
+                self._claimed = {key: attempt for key, attempt in self._claimed.items() if key not in known}
 
     def swept(self, doubtful: Iterable[str]) -> None:
         """The leader has looked after all that was claimed but for these, and nothing is under way."""
@@ -151,6 +155,19 @@ class Shadow:
             self.led_last = self._is_complete = True
             self._know(until)
 
+    def held(self, at: datetime) -> None:
+        """At `at`, or later, the lease was this replica's."""
+        with self._lock:
+            self._own_at = at
+
+    def doubts(self, since: datetime, until: datetime) -> None:
+        """Against what this replica trusted, another may have led from `since` on, and nobody knows at `until`."""
+        with self._lock:
+            if self.known_until is not None and since < self.known_until:
+                self.known_until = since
+                if self._behind:
+                    self.gap = (since if self.gap is None else min(self.gap[0], since), max(since, until))
+
     def renewed(self, until: datetime) -> None:
         """The lease is renewed: what was true until now is until then."""
         with self._lock:
@@ -169,12 +186,16 @@ class Shadow:
 
     def another_leads(self) -> None:
         """Another replica was seen to lead."""
-        self.led_last = False
+        with self._lock:
+            if self.led_last and self._own_at is not None and self.known_until is not None:
+                # What it has decided since isn't known before the entries are read.
+                self.known_until = min(self.known_until, self._own_at)
+            self.led_last = False
 
     def unchanged(self, at: datetime, led: bool = False) -> None:
         """At `at` the ledger was as it had been seen before, and somebody led, or not."""
         with self._lock:
-            self._know(at, led)
+            self._know(at, led or not self._behind)
 
     def see_claimed(self, keys: Iterable[str], led: bool) -> None:
         """These slots were claimed or given back, while somebody led, or not."""
@@ -202,7 +223,8 @@ class Shadow:
                 else:
                     behind[name] = 0
             self._note(behind, until)
-            self._know(at, led)
+            # Where nobody leads and nothing is lost, anybody may be elected from now on.
+            self._know(at, led or not behind)
 
     def fingerprints(self) -> dict[str, str]:
         """Of the schedule's entries, without those that were removed, as the ledger last showed them."""

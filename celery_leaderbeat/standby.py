@@ -24,6 +24,7 @@ from celery_leaderbeat.remarks import Remarks
 from celery_leaderbeat.server import ServerCheck
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.shadow_reader import ShadowReader
+from celery_leaderbeat.sight import Sight
 from celery_leaderbeat.store import Look, Store
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.watch import Watch
@@ -65,6 +66,7 @@ class Standby:
         comparison: Comparison | None,
         holder: str,
         reader: ShadowReader,
+        sight: Sight,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -78,6 +80,7 @@ class Standby:
         self._comparison = comparison
         self._holder = holder
         self._reader = reader
+        self._sight = sight
         self._unable_until = self._away_at = float("-inf")
         # Of one wait for an election:
         self._watch: Watch | None = None
@@ -155,6 +158,8 @@ class Standby:
             self._away_at = self._clock.monotonic()
             raise
         self._server.once(look.now)
+        if look.value is None or Term.read(look.value).holder != self._holder:
+            self._sight.look_back()
         self._reader.look(look)
         now = self._clock.monotonic()
         if look.value is not None:
@@ -227,12 +232,16 @@ class Standby:
         last = self._lease.last_leader
         if last != self._holder:
             return _PATIENCE if self._store.subscribers(self._store.keys.alive(last)) else _COURTESY
-        # Frozen since, another may have led, and be about to go on.
-        return 0.0 if now < self._lease.led_until else _COURTESY
+        if now >= self._lease.led_until:
+            # Frozen since, another may have led, and be about to go on.
+            return _COURTESY
+        return self._sight.courtesy(0.0 if self._free_since is None else now - self._free_since)
 
     def _stand(self, takes_over: str) -> Term | None:
         """Stand for election; the term if it was won."""
         watched = self._settings.fast_failover and self._listener.visible(self._store)
+        if self._reader.lacks:
+            self._sight.stands()
         try:
             term = self._lease.elect(takes_over, watched, self._nobody_takes_it)
         except LeftToNewer as exc:

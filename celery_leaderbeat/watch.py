@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from celery_leaderbeat.term import Term
 
-__all__ = ["Watch"]
+__all__ = ["GONE_AFTER", "Watch"]
 
 #: A holder is gone when two looks this far apart (seconds) find no subscription.
-_GONE_AFTER = 1.0
+GONE_AFTER = 1.0
 
 
 class Watch:
@@ -44,4 +44,4 @@ class Watch:
             return False
         if self._gone_since is None:
             self._gone_since = now
-        return now - self._gone_since >= _GONE_AFTER
+        return now - self._gone_since >= GONE_AFTER

@@ -28,8 +28,8 @@ def start(one_server: RedisServer) -> Iterator[Fleet]:
     """Starts replicas without a tick loop."""
     replicas: list[Replica] = []
 
-    def start(holder: str, release: str = "1", **settings: Any) -> Replica:
-        replicas.append(Replica(one_server.url(), holder, release, **settings))
+    def start(holder: str, release: str = "1", url: str = "", **settings: Any) -> Replica:
+        replicas.append(Replica(url or one_server.url(), holder, release, **settings))
         return replicas[-1]
 
     yield start

@@ -33,5 +33,5 @@ class Replica:
         (self.ended if reason else self.began).append(term)
 
 
-#: Starts a replica with this holder, and, if given, release and settings.
+#: Starts a replica with this holder, and, if given, release, the URL of its Redis and settings.
 Fleet = Callable[..., Replica]

@@ -162,19 +162,23 @@ def sim_listener(world: World) -> type:
         def __init__(self, settings: Any, clock: Any, holder: str, wake: Callable[[], None]) -> None:
             self._channel = Keys(settings.key_prefix).alive(holder)
             self.subscribed = False
+            self.subscription = 0
             self._wake = wake
 
         def start(self) -> None:
-            self.subscribed = True
+            self.subscribed, self.subscription = True, 1
             process = world.hub.process
             assert process is not None
             world.listens(process, self._channel, self._wake)
 
         def stop(self) -> None:
-            self.subscribed = False
+            self.subscribed, self.subscription = False, 0
+
+        def shown(self, store: Any) -> int | None:
+            return store.subscribers(self._channel)
 
         def visible(self, store: Any) -> bool:
-            return self.subscribed and (store.subscribers(self._channel) or 0) > 0
+            return self.subscribed and (self.shown(store) or 0) > 0
 
         def confirm_visible(self, store: Any) -> None:
             pass

@@ -155,7 +155,7 @@ def lose(plan: Plan, gap: timedelta = timedelta(0)) -> tuple[FakeLedger, dict[st
     if gap:
         shadow.ended(datetime.now(timezone.utc) - gap)
     leads.register(TERM)
-    assert shadow.open_claims == {}
+    assert shadow.open_claims.keys() == {key for key, _ in ledger.recalled}, "the sweep looks after these"
     return ledger, {key: name for name, key in keys.items()}
 
 
@@ -200,3 +200,60 @@ def test_what_waits_is_known_until_the_sweep_has_found_it_again() -> None:
     ledger.kept.add(key)
     leads.register(TERM)
     assert shadow.open_claims.keys() == {key}
+
+
+def test_what_was_recorded_again_and_is_lost_again_before_the_sweep_is_recorded_once_more() -> None:
+    leads, ledger, shadow = restorer(plan := job("missed"))
+    shadow.stands("job", NOW, plan.fingerprint)
+    plan.give_back(NOW - MINUTE)
+    shadow.leads(datetime.now(timezone.utc) + MINUTE)
+    key = tick_key("job", NOW - MINUTE)
+    for times in (1, 2, 3):
+        leads.register(TERM)
+        assert ledger.recalled == [(key, 1)] * times
+        # As a term begins; only the sweep finds again what waits.
+        plan.start(NOW)
+    leads.swept([])
+    leads.register(TERM)
+    assert len(ledger.recalled) == 3
+    assert ledger.written_off == []
+
+
+@pytest.mark.parametrize(("on_crash", "sent"), [("auto", True), ("skip", False)])
+def test_what_another_may_have_sent_is_not_known_to_be_unsent_by_whoever_took_it_up(
+    on_crash: str, sent: bool
+) -> None:
+    """A worker may have begun it, and have died: where `on_crash` is skip, that isn't made good by a second run."""
+    leads, ledger, shadow = restorer(plan := job_that("duplicate", on_crash))
+    shadow.stands("job", NOW, plan.fingerprint)
+    plan.give_back(NOW - MINUTE, 2, maybe_sent=True)
+    shadow.leads(datetime.now(timezone.utc) + MINUTE)
+    leads.register(TERM)
+    key = tick_key("job", NOW - MINUTE)
+    assert ledger.recalled == ([(key, 2)] if sent else [])
+    assert ledger.written_off == ([] if sent else [key])
+    assert bool(plan.returned) == sent
+
+
+def test_many_slots_in_doubt_are_missed_as_ranges_and_in_time(caplog: pytest.LogCaptureFixture) -> None:
+    leads, ledger, shadow = restorer(plan := job("missed"))
+    shadow.stands("job", NOW, plan.fingerprint)
+    keys = [tick_key("job", NOW - number * MINUTE) for number in range(250)]
+    shadow.see_claimed(keys, led=True)
+    with caplog.at_level(logging.WARNING):
+        leads.register(TERM)
+    assert ledger.written_off == keys[::-1]
+    said = [record for record in caplog.records if "missed: " + LOST in record.getMessage()]
+    assert [record.__dict__["count"] for record in said] == [100, 100, 50]
+    assert shadow.open_claims == {}
+
+
+def test_another_leader_that_was_seen_in_a_tick_is_not_forgotten_with_the_lease() -> None:
+    """Its lease may be gone with all data before the elector looks."""
+    leads, ledger, shadow = restorer()
+    shadow.held(NOW)
+    shadow.leads(NOW + MINUTE)
+    ledger.value = '{"holder": "other", "epoch": 10}'
+    with pytest.raises(NotLeading):
+        leads.has_gone_back(TERM)
+    assert (shadow.led_last, shadow.known_until) == (False, NOW)

@@ -332,6 +332,29 @@ def test_a_replica_led_last_until_it_sees_another_lead() -> None:
 # Until when it is known
 
 
+def test_a_leader_that_another_was_seen_to_have_replaced_knows_nothing_since_it_saw_its_own_lease() -> None:
+    """Whether or not it can read then what the other has decided."""
+    shadow = seen((5, {"job": text(5)}))
+    shadow.held(at(6))
+    shadow.leads(at(18))
+    shadow.another_leads()
+    assert shadow.known_until == at(6)
+    shadow.see({}, at(9), at(9))
+    assert shadow.gap == (at(6), at(9))
+
+
+@pytest.mark.parametrize("seen_first", [True, False])
+def test_a_leader_that_was_cut_off_can_come_to_doubt_what_it_trusted(seen_first: bool) -> None:
+    shadow = seen((5, {"job": text(5)}))
+    shadow.leads(at(18))
+    if seen_first:
+        shadow.see({}, at(8), at(8))
+        assert not shadow.gap_is_open
+    shadow.doubts(at(6), at(9))
+    shadow.see({}, at(9), at(9))
+    assert shadow.gap == (at(6), at(9))
+
+
 def test_whoever_led_knows_nothing_of_the_time_after_its_leadership_has_ended() -> None:
     shadow = seen((5, {"job": text(5)}))
     shadow.leads(at(18))
@@ -339,11 +362,18 @@ def test_whoever_led_knows_nothing_of_the_time_after_its_leadership_has_ended() 
     assert shadow.known_until == at(6)
 
 
-@pytest.mark.parametrize(("led", "until"), [(True, 7), (False, 9)])
-def test_where_another_leads_an_own_trust_that_reached_further_says_nothing(led: bool, until: int) -> None:
+@pytest.mark.parametrize(("led", "lost", "until"), [(True, False, 7), (False, False, 7), (False, True, 9)])
+def test_where_another_leads_or_may_an_own_trust_that_reached_further_says_nothing(
+    led: bool, lost: bool, until: int
+) -> None:
+    """Where nobody does and all was lost, the trust says that nobody has."""
     shadow = seen((5, {"job": text(5)}))
     shadow.leads(at(9))
+    if lost:
+        shadow.see({}, at(6.5), at(6.5))
     shadow.unchanged(at(7), led)
     assert shadow.known_until == at(until)
+    if lost:
+        return
     shadow.see({}, at(8), at(8.5), led)
     assert shadow.gap == (at(until), at(max(until, 8.5)))

@@ -1,0 +1,102 @@
+"""Whether another may have led since this replica, the leader, last saw its own lease.
+
+With fast failover a leader whose subscription is gone is replaced a second later, long before its own trust in the
+lease ends. Cut off from Redis it doesn't see that; and if Redis then loses its data, no lease tells it afterwards. What
+tells is the subscription: as long as it is the same one, and the server shows it, nobody found this replica gone.
+
+If it was broken, as it is by any restart of Redis, the other replicas tell, by their silence: who has led meanwhile
+doesn't wait with its election. Only if all of them are back, and none has taken the lease, nobody has led.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from celery_leaderbeat.clock import FleetClock
+from celery_leaderbeat.listener import Listener
+from celery_leaderbeat.membership import Membership
+from celery_leaderbeat.shadow import Shadow
+from celery_leaderbeat.store import Store
+from celery_leaderbeat.watch import GONE_AFTER
+
+__all__ = ["Sight"]
+
+#: So long after its lease was seen a leader can't have been replaced, in seconds: two looks are further apart.
+_SAFE = timedelta(seconds=0.9 * GONE_AFTER)
+#: So long the others, once all are back, have to take the lease, in seconds.
+_SILENCE = 0.5
+#: Longest that they are waited for, in seconds.
+_LONGEST = 1.2
+
+
+class Sight:
+    """What one replica can say of the time since it led.
+
+    Parameters:
+        clock: the fleet's clock.
+        store: the elector's connection.
+        listener: whose subscription the others look at.
+        members: who else is there.
+        shadow: what is known of the ledger.
+    """
+
+    def __init__(
+        self, clock: FleetClock, store: Store, listener: Listener, members: Membership, shadow: Shadow
+    ) -> None:
+        self._clock = clock
+        self._store = store
+        self._listener = listener
+        self._members = members
+        self._shadow = shadow
+        self._subscription = 0
+        self._others = 0
+        self._at: datetime | None = None
+        self._is_broken: bool | None = False
+        self._back_since: float | None = None
+
+    @property
+    def subscription(self) -> int:
+        """Which subscription this replica has; to be asked for before a request that `held` tells the end of."""
+        return self._listener.subscription
+
+    def held(self, at: datetime, subscription: int) -> None:
+        """At `at`, or later, the lease was seen to be this replica's, which had had that subscription before."""
+        self._at, self._subscription, self._others = at, subscription, len(self._members.others)
+        self._is_broken, self._back_since = None, None
+
+    def look_back(self) -> None:
+        """The lease isn't this replica's any more: look once whether its subscription has stood until now.
+
+        Raises:
+            StoreError: the server doesn't say; look again.
+        """
+        if self._is_broken is None:
+            shown = self._listener.shown(self._store)
+            stood = shown is None or (shown > 0 and self._listener.subscription == self._subscription)
+            self._is_broken = not stood and self._others > 0
+
+    def courtesy(self, free_for: float) -> float:
+        """So long a lease that was lost with other data is left to who may have led meanwhile, in seconds.
+
+        Parameters:
+            free_for: for so long it has been seen to be free.
+        """
+        if not self._is_broken:
+            return 0.0
+        others = (self._store.subscribers(self._store.keys.wake) or 0) - self._listener.subscribed
+        now = self._clock.clock.monotonic()
+        if others < self._others:
+            self._back_since = None
+            return _LONGEST
+        if self._back_since is None:
+            self._back_since = now
+        if now - self._back_since < _SILENCE:
+            return max(_LONGEST, free_for + _SILENCE)
+        self._is_broken = False
+        return 0.0
+
+    def stands(self) -> None:
+        """This replica stands for election: unless the others' silence says no, another may have led until now."""
+        if self._is_broken and self._at is not None:
+            self._is_broken = False
+            self._shadow.doubts(self._at + _SAFE, self._clock.utcnow())
