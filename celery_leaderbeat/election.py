@@ -107,6 +107,7 @@ class Elector:
 
     Attributes:
         shadow: what this replica remembers of the ledger.
+        sight: whether another may have led since this replica saw its own lease.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Elector:
         self._lease = Lease(settings, clock, self._store, holder, attributes)
         self._members = Membership(settings, self._store, holder)
         self._remarks = Remarks(settings, clock.clock)
-        self._sight = Sight(clock, self._store, self._listener, self._members, self.shadow)
+        self.sight = Sight(clock, self._store, self._listener, self.shadow, holder)
         self._standby = Standby(
             settings=settings,
             clock=clock.clock,
@@ -148,7 +149,7 @@ class Elector:
             comparison=comparison,
             holder=holder,
             reader=ShadowReader(self._store, self.shadow, clock, holder),
-            sight=self._sight,
+            sight=self.sight,
         )
         self._gained: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._handing_over = False
@@ -282,7 +283,8 @@ class Elector:
     def _lead(self, term: Term) -> None:
         """Hold `term` until it ends, and say how it ended."""
         self.shadow.begins()
-        self._held(datetime.fromtimestamp(self.clock.at(term.since), timezone.utc), self._sight.subscription)
+        since = datetime.fromtimestamp(self.clock.at(term.since), timezone.utc)
+        self.sight.held(since, self.sight.before(), self._members.others)
         self._remarks.stands_by_for_nobody()
         logger.info(
             "Elected: this replica (%s) leads under epoch %d.",
@@ -357,21 +359,17 @@ class Elector:
                     return self._hand_over(term, newer)
 
     def _renew(self, term: Term) -> None:
-        at, subscription = self.clock.utcnow(), self._sight.subscription
+        at, before = self.clock.utcnow(), self.sight.before()
         reason = self._lease.renew(term)
         if reason is not None:
             if reason != GONE:
                 self.shadow.another_leads()
             raise _Ended(reason)
-        self._held(at, subscription)
+        self.sight.held(at, before, self._members.others)
         until = self.trusted_until(term)
         if until is not None:
             self.shadow.renewed(until)
         self._show_life()
-
-    def _held(self, at: datetime, subscription: int) -> None:
-        self.shadow.held(at)
-        self._sight.held(at, subscription)
 
     def _show_life(self) -> None:
         # Who leads doesn't stand for election: nobody has to wait for it when it dies.

@@ -10,11 +10,12 @@ doesn't wait with its election. Only if all of them are back, and none has taken
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.listener import Listener
-from celery_leaderbeat.membership import Membership
 from celery_leaderbeat.shadow import Shadow
 from celery_leaderbeat.store import Store
 from celery_leaderbeat.watch import GONE_AFTER
@@ -36,33 +37,41 @@ class Sight:
         clock: the fleet's clock.
         store: the elector's connection.
         listener: whose subscription the others look at.
-        members: who else is there.
         shadow: what is known of the ledger.
+        holder: the identity of this replica.
     """
 
     def __init__(
-        self, clock: FleetClock, store: Store, listener: Listener, members: Membership, shadow: Shadow
+        self, clock: FleetClock, store: Store, listener: Listener, shadow: Shadow, holder: str
     ) -> None:
         self._clock = clock
         self._store = store
         self._listener = listener
-        self._members = members
         self._shadow = shadow
+        self._holder = holder
+        self._lock = threading.Lock()
         self._subscription = 0
         self._others = 0
         self._at: datetime | None = None
-        self._is_broken: bool | None = False
+        self._judged = 0
+        self._is_judged = True
+        self._is_broken = False
         self._back_since: float | None = None
 
-    @property
-    def subscription(self) -> int:
-        """Which subscription this replica has; to be asked for before a request that `held` tells the end of."""
-        return self._listener.subscription
+    def before(self) -> tuple[int, int]:
+        """What `held` has to be told; asked for before the request whose answer that tells of."""
+        return self._listener.subscription, self._judged
 
-    def held(self, at: datetime, subscription: int) -> None:
-        """At `at`, or later, the lease was seen to be this replica's, which had had that subscription before."""
-        self._at, self._subscription, self._others = at, subscription, len(self._members.others)
-        self._is_broken, self._back_since = None, None
+    def held(self, at: datetime, before: tuple[int, int], replicas: Collection[str]) -> None:
+        """The lease was seen to be this replica's at `at` or later, and which replicas there were. From any thread."""
+        subscription, judged = before
+        with self._lock:
+            if judged != self._judged:
+                # An answer that was late: since then it was seen that the lease is gone.
+                return
+            self._at, self._subscription, self._is_judged, self._is_broken = at, subscription, False, False
+            self._others, self._back_since = len({*replicas} - {self._holder}), None
+        self._shadow.held(at)
 
     def look_back(self) -> None:
         """The lease isn't this replica's any more: look once whether its subscription has stood until now.
@@ -70,10 +79,13 @@ class Sight:
         Raises:
             StoreError: the server doesn't say; look again.
         """
-        if self._is_broken is None:
-            shown = self._listener.shown(self._store)
+        if self._is_judged:
+            return
+        shown = self._listener.shown(self._store)
+        with self._lock:
             stood = shown is None or (shown > 0 and self._listener.subscription == self._subscription)
-            self._is_broken = not stood and self._others > 0
+            self._is_judged, self._is_broken = True, not stood and self._others > 0
+            self._judged += 1
 
     def courtesy(self, free_for: float) -> float:
         """So long a lease that was lost with other data is left to who may have led meanwhile, in seconds.

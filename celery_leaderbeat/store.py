@@ -144,6 +144,7 @@ class Look:
         subscribers: how many subscribe to the channel asked for, None if the server doesn't say.
         counts: the ledger's totals; while they stay the same under one lease, no slot was decided.
         paused: the hash `paused`.
+        replicas: the holders of the replicas that were there lately, also of some that no longer are.
     """
 
     value: str | None
@@ -152,6 +153,7 @@ class Look:
     subscribers: int | None
     counts: Mapping[str, str]
     paused: Mapping[str, str]
+    replicas: Sequence[str] = ()
 
 
 @cache
@@ -255,16 +257,17 @@ class Store:
         """Look at the lease, the server's clock, what the shadow follows, and a channel's subscribers."""
         with self._translated("a look at the lease"), self._client.pipeline(transaction=False) as pipe:
             pipe.get(self.keys.lease).pttl(self.keys.lease).time()
-            pipe.hgetall(self.keys.counts).hgetall(self.keys.paused)
+            pipe.hgetall(self.keys.counts).hgetall(self.keys.paused).zrange(self.keys.replicas, 0, -1)
             answers = pipe.execute(raise_on_error=False)
             for answer in answers[:3]:
                 if isinstance(answer, Exception):
                     raise answer
         value, remaining, (seconds, microseconds) = answers[:3]
         # What is in the way of the shadow must not be in the way of an election.
-        counts, paused = (answer if isinstance(answer, dict) else {} for answer in answers[3:])
+        counts, paused = (answer if isinstance(answer, dict) else {} for answer in answers[3:5])
+        replicas = answers[5] if isinstance(answers[5], list) else []
         subscribers = self.subscribers(subscribers_of) if subscribers_of else None
-        return Look(value, remaining, seconds + microseconds / 1e6, subscribers, counts, paused)
+        return Look(value, remaining, seconds + microseconds / 1e6, subscribers, counts, paused, replicas)
 
     def subscribers(self, channel: str) -> int | None:
         """How many connections subscribe to `channel`; None where the server doesn't say."""

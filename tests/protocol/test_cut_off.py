@@ -48,9 +48,7 @@ def pair(start: Fleet, proxies: tuple[Proxy, Proxy]) -> tuple[Replica, Replica]:
     leads(one)
     two = start("two", url=proxies[1].redis_url())
     wait_for(lambda: len(two.elector.shadow), SOON, "the other reads along")
-    wait_for(lambda: one.elector._members.others, SOON, "the leader sees the other")
-    # With the next renewal it is noted.
-    wait_for(lambda: one.elector._sight._others, SOON, "and notes it")
+    wait_for(lambda: one.elector.sight._others, SOON, "the leader sees the other")
     return one, two
 
 

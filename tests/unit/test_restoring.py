@@ -67,7 +67,8 @@ class FakeLedger:
 
 def restorer(plan: Plan | None = None) -> tuple[Restorer, FakeLedger, Shadow]:
     ledger, shadow = FakeLedger(), Shadow()
-    elector = SimpleNamespace(shadow=shadow, progress=lambda: None)
+    sight = SimpleNamespace(before=lambda: (1, 0), held=lambda *_: None)
+    elector = SimpleNamespace(shadow=shadow, sight=sight, progress=lambda: None)
     plans = {"job": plan or job("missed")}
     made: Any = Restorer(FleetClock(Clock()), elector, plans, ledger, Reports(None))  # type: ignore[arg-type]
     return made, ledger, shadow
