@@ -336,9 +336,6 @@ class _Slot:
             ):
                 # The same: "... and the whole outage where it was away".
                 self._allow("missed: Redis lost its data, and was away for longer than its leader's trust")
-            elif self.entry.overlap == "queue":
-                # docs/data-loss.md: "Slots that had been given back, and waited to be sent: missed".
-                self._allow("missed: Redis lost its data while it waited for its turn")
             else:
                 kind = "lost" if self.entry.prefer == "duplicate" else "unexplained"
                 yield kind, f"missed: {LOST}, and its leader was well"
