@@ -55,9 +55,6 @@ _INSTANTS = ("from", "to", "until")
 _NUMBERS = ("epoch", "attempt", "count")
 
 
-# -- reading -----------------------------------------------------------------------------------------------
-
-
 def read_instant(text: str, zone: tzinfo) -> datetime:
     """The instant that an ISO 8601 text means, in UTC; without an offset it is read in `zone`.
 
@@ -93,9 +90,6 @@ def read_duration(text: str) -> timedelta:
     raise ValueError(
         f"{text!r} is no duration: write a number above 0 with its unit, w, d, h, m or s, as in 2h or 1d12h"
     )
-
-
-# -- status ------------------------------------------------------------------------------------------------
 
 
 def leader_line(leader: Term | None) -> str:
@@ -148,9 +142,6 @@ def request_text(request: Request) -> str:
             f"up to {slot_text(request.until)}"
         )
     return f"{what}, by {request.by or '?'}" + (", by force" if request.force else "")
-
-
-# -- audit -------------------------------------------------------------------------------------------------
 
 
 def audit_lines(audit: Audit, only: str | None) -> Iterator[str]:
@@ -223,9 +214,6 @@ def _slot_json(slot: Explanation) -> dict[str, Any]:
             seconds = getattr(record, name)
             found[name] = None if seconds is None else _ms_text(round(seconds * 1000))
     return found
-
-
-# -- events ------------------------------------------------------------------------------------------------
 
 
 def event_json(event_id: str, fields: Mapping[str, str]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def tls_options(
 
 
 def verifying(options: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """TLS options with others that win `above` them: certificates and host names are verified unless they say otherwise.
+    """TLS options with others that win `above` them: certificates and names are verified unless they say otherwise.
 
     Parameters:
         options, above: in redis-py's terms. The lower ones may have been through here before.

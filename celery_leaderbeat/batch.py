@@ -107,8 +107,9 @@ class Batch:
 
     def unsent(self) -> Iterator[Message]:
         """The messages that are known to be unsent, and of which nobody has been told."""
-        for message, debt in ((m, self.debt(m)) for m in self.messages if m.outcome and not m.settled):
-            if debt.outcome == "returned":
+        for message in self.messages:
+            known = message.outcome is not None and not message.settled
+            if known and self.debt(message).outcome == "returned":
                 yield message
 
 

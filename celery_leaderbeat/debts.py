@@ -66,6 +66,7 @@ class Debts:
         """
         open_debts = self.open()
         if open_debts:
+            # Until it has answered.
             self._is_away = True
             tell(ledger or self._ledger, open_debts)
             for debt in open_debts:

@@ -2,7 +2,8 @@
 
 A round: the orders that people gave are looked at, the plans that are due are asked for their decisions
 (`policy`), what is missed or skipped is written off, what is to be sent goes to the `sender`, and every other
-second the `sweep` looks after slots that earlier leaders left and runs that died.
+second the `sweep` looks after slots that earlier leaders left and runs that died. A term begins with a sweep, before
+anything is sent; where Redis is found to have lost data, it begins anew (`restoring`).
 """
 
 from __future__ import annotations
@@ -95,8 +96,6 @@ class Dispatcher:
         self._look_at = 0.0
         self._round = self._looked_in = 0
         self._ledger_is_away = False
-
-    # -- the tick ------------------------------------------------------------------------------------------
 
     def tick(self, term: Term) -> float:
         """Do what is due under `term`; the seconds until there is more to do."""
@@ -274,8 +273,6 @@ class Dispatcher:
             exc_info=failure or True,
             extra={"action": "schedule_failed", "entry": plan.name},
         )
-
-    # -- what is due ---------------------------------------------------------------------------------------
 
     def _dispatch(self, term: Term) -> None:
         """Send, miss or skip what is due."""

@@ -26,7 +26,7 @@ it is a standby. The process dies: its subscription ends with it, and a standby 
 looks a second apart, under an unchanged lease, takes the lease over. The process is frozen, or its network is
 cut: its subscription stands, and the lease expires. Redis doesn't answer a release: the replica, a standby
 now, releases the lease again when it sees that it stands. Redis loses its data: the lease is gone, the
-replica that led last is let go first, and whoever is elected puts back what it remembers (`shadow`,
+replica that led last is woken and let go first, and whoever is elected puts back what it remembers (`shadow`,
 `restoring`). The tick loop hangs: after `leaderbeat_stall_timeout` the renewals stop. No end of a term ends
 the process.
 
@@ -137,19 +137,19 @@ class Elector:
         self._remarks = Remarks(settings, clock.clock)
         self.sight = Sight(clock, self._store, self._listener, self.shadow, holder)
         self._standby = Standby(
-            settings,
-            clock.clock,
-            self._desk,
-            self._store,
-            self._listener,
-            self._lease,
-            self._members,
-            self._remarks,
-            ServerCheck(settings, self._store),
-            comparison,
-            holder,
-            ShadowReader(self._store, self.shadow, clock, holder),
-            self.sight,
+            settings=settings,
+            clock=clock.clock,
+            desk=self._desk,
+            store=self._store,
+            listener=self._listener,
+            lease=self._lease,
+            members=self._members,
+            remarks=self._remarks,
+            server=ServerCheck(settings, self._store),
+            comparison=comparison,
+            holder=holder,
+            reader=ShadowReader(self._store, self.shadow, clock, holder),
+            sight=self.sight,
         )
         self._gained: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._handing_over = False
@@ -157,8 +157,6 @@ class Elector:
         self._stepping_down: tuple[Term, str] | None = None
         self._steps_down = 0
         self._thread = threading.Thread(target=self._run, name="leaderbeat-elector", daemon=True)
-
-    # -- for the tick loop ---------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start both threads in this process."""
@@ -253,8 +251,6 @@ class Elector:
             return lease.release(term, "its replica stops")
         finally:
             store.close()
-
-    # -- the machine ---------------------------------------------------------------------------------------
 
     def _monotonic(self) -> float:
         return self.clock.clock.monotonic()
@@ -363,8 +359,6 @@ class Elector:
                 if newer is not None and self._handovers.may(newer.holder, self._monotonic()):
                     return self._hand_over(term, newer)
 
-    # -- requests ------------------------------------------------------------------------------------------
-
     def _renew(self, term: Term) -> None:
         at, before = self.clock.utcnow(), self.sight.before()
         reason = self._lease.renew(term)
@@ -425,8 +419,6 @@ class Elector:
         if self._lease.release(term, reason, newer=True):
             self._handovers.give(newer.holder, self._monotonic())
         return reason
-
-    # -- small parts ---------------------------------------------------------------------------------------
 
     def _tell(self, term: Term, reason: str) -> None:
         if self._changed is not None:

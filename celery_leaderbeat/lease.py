@@ -54,7 +54,7 @@ class Lease:
 
     Attributes:
         highest: the highest epoch that this replica has seen.
-        led_last: the holder that led under it, empty if none was seen.
+        last_leader: the holder that led under it, empty if none was seen.
         led_until: the monotonic instant up to which this replica led last, as far as it could trust.
         at_stake: a lease of this replica may stand in Redis.
         unheard: a release that Redis hasn't answered, as the arguments of `release`; None if there is none.
@@ -70,12 +70,10 @@ class Lease:
         self._attributes = attributes
         self._held: _Held | None = None
         self.highest = 0
-        self.led_last = ""
+        self.last_leader = ""
         self.led_until = float("-inf")
         self.at_stake = False
         self.unheard: tuple[Term, str, bool] | None = None
-
-    # -- what is trusted -----------------------------------------------------------------------------------
 
     def trusted(self) -> Term | None:
         """The term that this replica may trust right now, or None. Safe from any thread."""
@@ -100,15 +98,13 @@ class Lease:
         self._held = None
 
     def has_outlived(self, term: Term) -> bool:
-        """Whether a later term than `term` has been seen: then its lease has come back with the writes of a lost time."""
+        """Whether a later term than `term` has been seen: then Redis has gone back, and its lease with it."""
         return 0 < term.epoch < self.highest
 
     def saw(self, term: Term) -> None:
         """Somebody leads, or led, under `term`."""
         if term.epoch > self.highest:
-            self.highest, self.led_last = term.epoch, term.holder
-
-    # -- requests ------------------------------------------------------------------------------------------
+            self.highest, self.last_leader = term.epoch, term.holder
 
     def look(self, channel: str | None) -> Look:
         """Look at the lease, and how many subscribe to a channel."""
@@ -213,10 +209,8 @@ class Lease:
             )
         return True
 
-    # -- small parts ---------------------------------------------------------------------------------------
-
     def _trust(self, term: Term, sent: float) -> None:
-        self.highest, self.led_last = max(self.highest, term.epoch), self._holder
+        self.highest, self.last_leader = max(self.highest, term.epoch), self._holder
         self.led_until = sent + self._settings.lease_ttl - self._settings.margin
         self._held = _Held(term, self.led_until)
 

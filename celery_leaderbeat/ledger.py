@@ -36,7 +36,8 @@ HORIZON = FAR_AHEAD / 1e6
 _REPLICATED_WITHIN, _LOOK_WITHIN = 1.0, 0.1
 #: Entries, or slots, per script where there are many.
 _CHUNK = 200
-#: How long a slot that no worker has begun, or that waits for its retry or its next attempt, counts as unfinished, in ms.
+#: How long a slot counts as unfinished that no worker has begun, or that waits for its retry or its next attempt,
+#: in ms.
 _UNSTARTED = 3_600_000
 
 _APP_ATTRIBUTE = "_leaderbeat_ledger"
@@ -70,8 +71,6 @@ class Ledger(LedgerReader):
             setattr(app, _APP_ATTRIBUTE, cached)
         ledger: Ledger = cached[1]
         return ledger
-
-    # -- the leader's side ---------------------------------------------------------------------------------
 
     def register(
         self,
@@ -316,8 +315,6 @@ class Ledger(LedgerReader):
         """Slots that a leader has to look after now; a bare tick key where no record can be read."""
         keys = self.store.due_members(self._keys.unfinished)
         return [record or key for key, record in self.slots(keys).items()]
-
-    # -- the worker's side ---------------------------------------------------------------------------------
 
     def begin(
         self,

@@ -6,8 +6,8 @@ is replaced. Every wait on it is bounded, and nothing underneath repeats a publi
 
 RabbitMQ takes a message when it says so: the connection uses publisher confirms, whatever
 `broker_transport_options` says of `confirm_publish`. A RabbitMQ with a memory or disk alarm goes on accepting
-connections, and stops reading from one that publishes. It says so (`connection.blocked`); then the connection is kept, without
-publishing on it, until the alarm is over.
+connections, and stops reading from one that publishes. It says so (`connection.blocked`); then the connection is
+kept, without publishing on it, until the alarm is over.
 """
 
 from __future__ import annotations
@@ -106,8 +106,6 @@ class Link:
     def channel_errors(self) -> tuple[type[Exception], ...]:
         """What the transport raises when the broker refuses something."""
         return tuple(self._connection.channel_errors)
-
-    # -- the connection ------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
         if self._connection is None:

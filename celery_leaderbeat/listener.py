@@ -28,7 +28,8 @@ class Listener:
         settings: where Redis is.
         clock: for waits.
         holder: the identity of this replica, which names its channel.
-        wake: called, in the listener's thread, when a lease was released.
+        wake: called, in the listener's thread, when a lease was released or is gone, and at each
+            new subscription.
 
     Attributes:
         subscribed: this process believes that it is subscribed.

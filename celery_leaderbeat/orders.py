@@ -41,8 +41,6 @@ class Orders:
         self._by = by or whoami()
         self._unreadable: set[str] = set()
 
-    # -- giving orders -------------------------------------------------------------------------------------
-
     def pause(self, entry: str, until: datetime | None = None, note: str = "") -> datetime:
         """Pause an entry, or `ALL`, from now on; returns the begin.
 
@@ -99,8 +97,6 @@ class Orders:
             self._by,
         ]
         return str(self._store.run("request", [self._keys.requests], args))
-
-    # -- reading them --------------------------------------------------------------------------------------
 
     def look(self) -> tuple[dict[str, list[Pause]], list[Request]]:
         """The pauses, by entry, and the requests that no leader has dealt with yet."""

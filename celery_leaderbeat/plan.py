@@ -125,7 +125,7 @@ class Plan:
             self._look_ahead()
             self._postponed = None
         decisions: list[Decision] = []
-        expired = born_expired(getattr(self.entry, "options", None) or {}, now)
+        expired = born_expired(self.entry.options or {}, now)
         for decision in self._decisions(now, led_since, pauses or Pauses()):
             _append(decisions, self._unless_doomed(decision, expired))
             if self.policy.overlap != "allow" and isinstance(decisions[-1], Send):

@@ -44,7 +44,7 @@ __all__ = ["Listening", "Publisher"]
 
 logger = logging.getLogger(__name__)
 #: Celery's own line "Sending due task" stays where operators look for it.
-beat_logger = get_logger("celery.beat")
+_beat_logger = get_logger("celery.beat")
 
 #: Longest that the connection is left alone, in seconds; and the share of the timeout, if that is shorter.
 _LOOK_EVERY = (1.0, 0.25)
@@ -164,8 +164,6 @@ class Publisher:
     def _wanted(self) -> bool:
         return not self._abandoned
 
-    # -- the thread ----------------------------------------------------------------------------------------
-
     def _run(self) -> None:
         job: _Job | None = None
         while self._wanted():
@@ -241,7 +239,7 @@ class Publisher:
             producer.may_leave = may_leave
             producer.phase = "preparing"
             # Logging may wait for a lock, so the right to send is taken after it.
-            beat_logger.info(
+            _beat_logger.info(
                 "Scheduler: Sending due task %s (%s) for %s",
                 message.entry,
                 message.task,

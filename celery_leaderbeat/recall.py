@@ -14,12 +14,10 @@ from celery_leaderbeat.shadow import Shadow
 from celery_leaderbeat.tick import slot_from_us
 from celery_leaderbeat.timeline import backlog
 
-__all__ = ["LOST", "UNSENT", "recall"]
+__all__ = ["LOST", "recall"]
 
 #: Why a slot is missed that may have been decided.
 LOST = "Redis has lost data, and with it whether it was sent"
-#: Why slots wait to be sent that were claimed before.
-UNSENT = "Redis has lost its record; its leader knows that it wasn't sent"
 #: So many slots are walked over where they can't be counted.
 _MOST = 1000
 _MICROSECOND = timedelta(microseconds=1)

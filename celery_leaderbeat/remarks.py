@@ -79,7 +79,7 @@ class Remarks:
                 extra={"action": "left_to_newer", "candidate": holder, "release": release},
             )
 
-    def is_unseen(self) -> None:
+    def leads_unseen(self) -> None:
         """The server doesn't show the leader's subscription."""
         self.complain(
             "unseen",

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from celery_leaderbeat.batch import record_lifetime
 from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.election import Elector
-from celery_leaderbeat.errors import StampError
 from celery_leaderbeat.ledger import Ledger, NotLeading
+from celery_leaderbeat.lost_claims import LostClaims
 from celery_leaderbeat.pauses import Pause, lacking_pauses
-from celery_leaderbeat.plan import Plan, Returned
-from celery_leaderbeat.recall import LOST, UNSENT, recall
-from celery_leaderbeat.records import Claim, Recalled
+from celery_leaderbeat.plan import Plan
+from celery_leaderbeat.recall import LOST, recall
+from celery_leaderbeat.records import Recalled
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.shadow_reader import decided_in
 from celery_leaderbeat.term import Term
-from celery_leaderbeat.tick import parse_tick_key, slot_text, task_id, tick_key
+from celery_leaderbeat.tick import slot_text
 
 __all__ = ["Restorer"]
 
 logger = logging.getLogger(__name__)
 
-#: So many slots of an entry are written off at once.
-_AT_ONCE = 100
-
 
 class Restorer:
-    """What one beat puts back into the ledger while it leads.
+    """What one replica puts back into the ledger while it leads.
 
     Parameters:
         clock: the fleet's clock.
@@ -52,16 +47,16 @@ class Restorer:
         self._plans = plans
         self._ledger = ledger
         self._reports = reports
+        self._lost_claims = LostClaims(elector.shadow, plans, ledger, reports, elector.progress)
         self._recalled: tuple[Term, Mapping[str, Recalled]] | None = None
-        self._unswept: dict[str, Returned] = {}
-        self._known = self._decided = self._claims = 0
+        self._registered = self._decided = self._claims = 0
         self.found_loss = False
 
     def register(self, term: Term) -> dict[str, tuple[str, datetime]]:
         """As `Ledger.register`; what the ledger has lost is put back first.
 
         Raises:
-            NotLeading: the lease is gone; nothing was written.
+            NotLeading: the lease is gone.
             StoreError: no answer; ask again.
         """
         now = self._clock.utcnow()
@@ -72,14 +67,12 @@ class Restorer:
             self._recalled = (term, found)
         recalled = self._recalled[1]
         if recalled:
-            self._settle_claims(term)
+            self._lost_claims.settle(term)
         fingerprints = {name: plan.fingerprint for name, plan in self._plans.items()}
         self.found_loss = bool(recalled)
         positions = self._ledger.register(term, fingerprints, now, stored, recalled, LOST)
         self._recalled = None
-        # Until the sweep has found it again, what waits is known here alone.
-        self._unswept = self._owed()
-        self._shadow.see_claimed(self._unswept, led=False)
+        self._lost_claims.registered()
         self._note(positions, now)
         if recalled:
             self._say(recalled, positions)
@@ -95,7 +88,7 @@ class Restorer:
                 self._shadow.stands(name, slot, self._plans[name].fingerprint)
         self._shadow.put_back()
         self._decided, self._claims = 0, self._shadow.claims
-        self._known = sum(kind != "forgotten" for kind, _ in positions.values())
+        self._registered = sum(kind != "forgotten" for kind, _ in positions.values())
 
     def _say(self, recalled: Mapping[str, Recalled], positions: Mapping[str, tuple[str, datetime]]) -> None:
         logger.warning(
@@ -109,113 +102,6 @@ class Restorer:
             plan = self._plans.get(name)
             if plan is not None and known.first is not None and known.last is not None:
                 self._reports.missed(name, known.first, known.last, known.count, LOST, plan.policy.prefer)
-
-    def _settle_claims(self, term: Term) -> None:
-        """Decide about slots that were claimed or given back, and whose records are lost.
-
-        What this leader knows to be unsent is recorded again as given back. The others may have been sent: they go as
-        their entry prefers. What is recorded again stays known here until the sweep has found it: it may be lost again.
-        """
-        owed, claims = self._owed(), dict(self._shadow.open_claims)
-        lost = [key for key, record in self._ledger.slots([*{**owed, **claims}]).items() if record is None]
-        self._elector.progress()
-        recalled, doubtful = [], []
-        for key in lost:
-            back = owed.get(key)
-            claim = self._claim(key, (claims.get(key) if back is None else back.attempt) or 1)
-            sure = back is not None and not back.maybe_sent and not self._shadow.gap_is_open
-            by_another = claims.get(key) is None if back is None else back.maybe_sent
-            if claim is not None and (sure or self._prefers_two(claim, by_another)):
-                recalled.append(claim)
-            else:
-                doubtful.append(key)
-        if recalled:
-            self._ledger.recall_slots(term, recalled, UNSENT)
-            logger.warning(
-                "Redis has lost the records of %d slots, from %s to %s, that this leader had claimed and not sent. "
-                "They are recorded again, and sent as the policies say.",
-                len(recalled),
-                slot_text(min(claim.slot for claim in recalled)),
-                slot_text(max(claim.slot for claim in recalled)),
-                extra={"action": "slots_recalled", "count": len(recalled)},
-            )
-        self._write_off(term, doubtful)
-
-    def _owed(self) -> dict[str, Returned]:
-        """The slots that this leader has to send, as it sent them not, or an earlier leader may have."""
-        if not self._shadow.led_last:
-            # Another leader has taken them up.
-            return {}
-        waiting = {
-            tick_key(name, slot): back
-            for name, plan in self._plans.items()
-            for slot, back in plan.returned.items()
-            # What was asked for needn't have a record.
-            if not back.request
-        }
-        return {**self._unswept, **waiting}
-
-    def _prefers_two(self, claim: Claim, by_another: bool) -> bool:
-        """Whether a slot that may have been sent is sent again."""
-        if claim.prefer != "duplicate" or not self._shadow.led_last:
-            return False
-        # What others had claimed may have been begun by a worker that died.
-        return not by_another or claim.on_crash != "skip"
-
-    def _claim(self, key: str, attempt: int) -> Claim | None:
-        """A claim as it was; None where the schedule doesn't have its entry."""
-        try:
-            entry, slot = parse_tick_key(key)
-        except StampError:
-            return None
-        plan = self._plans.get(entry)
-        if plan is None:
-            return None
-        settings = self._ledger.settings
-        return Claim(
-            key=key,
-            entry=entry,
-            slot=slot,
-            fingerprint=plan.fingerprint,
-            task=plan.entry.task,
-            task_id=task_id(settings.key_prefix, key, attempt),
-            prefer=plan.policy.prefer,
-            ttl=record_lifetime(plan, slot, settings.slot_retention),
-            attempt=attempt,
-            on_crash=plan.policy.on_crash,
-            max_attempts=plan.policy.max_attempts,
-        )
-
-    def _write_off(self, term: Term, keys: Sequence[str]) -> None:
-        """Miss these slots, whose records are lost, in the order of each entry's schedule."""
-        slots: dict[str, list[tuple[datetime, str]]] = {}
-        for key in keys:
-            with contextlib.suppress(StampError):
-                entry, slot = parse_tick_key(key)
-                slots.setdefault(entry, []).append((slot, key))
-        for entry, found in slots.items():
-            plan = self._plans.get(entry)
-            fingerprint, prefer = ("", "missed") if plan is None else (plan.fingerprint, plan.policy.prefer)
-            found.sort()
-            for i in range(0, len(found), _AT_ONCE):
-                self._elector.progress()
-                some = found[i : i + _AT_ONCE]
-                first, last, names = some[0][0], some[-1][0], [key for _, key in some]
-                self._ledger.write_off(
-                    term, "missed", entry, first, last, len(some), LOST, fingerprint, names
-                )
-                self._reports.missed(entry, first, last, len(some), LOST, prefer)
-                # The ledger knows it.
-                self._forget(entry, some)
-        self._shadow.settled(*keys)
-
-    def _forget(self, entry: str, slots: Iterable[tuple[datetime, str]]) -> None:
-        plan = self._plans.get(entry)
-        for slot, key in slots:
-            self._unswept.pop(key, None)
-            if plan is not None:
-                plan.returned.pop(slot, None)
-        self._shadow.settled(*(key for _, key in slots))
 
     def has_gone_back(self, term: Term) -> bool:
         """Whether the ledger has lost what was decided since the last look, as in a failover to a replica that lagged.
@@ -245,7 +131,7 @@ class Restorer:
         Raises:
             StoreError: the ledger doesn't answer.
         """
-        return self._ledger.entry_count() < self._known
+        return self._ledger.entry_count() < self._registered
 
     def pauses(self, term: Term, stored: dict[str, list[Pause]]) -> dict[str, list[Pause]]:
         """The pauses that count; those that the ledger has lost are put back.
@@ -273,11 +159,11 @@ class Restorer:
 
     def swept(self, doubtful: Iterable[str]) -> None:
         """All that was claimed has been looked after, but for these slots."""
-        self._unswept = {}
+        self._lost_claims.swept()
         self._shadow.swept(doubtful)
 
     def leads(self, term: Term) -> None:
-        """The term goes on, and all that was decided before is known."""
+        """The term begins, and all that was decided before is known."""
         until = self._elector.trusted_until(term)
         if until is not None:
             self._shadow.leads(until)

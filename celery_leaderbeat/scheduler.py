@@ -79,8 +79,6 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
         self._close_depth = 0
         super().__init__(app, *args, **kwargs)
 
-    # -- the schedule --------------------------------------------------------------------------------------
-
     def setup_schedule(self) -> None:
         """Load `beat_schedule`, with what was added by signals, and Celery's own default entries."""
         self.app.finalize()
@@ -107,8 +105,6 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
     def info(self) -> str:
         """Our part of beat's banner."""
         return self._settings.banner()
-
-    # -- the tick ------------------------------------------------------------------------------------------
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Send what is due if this replica leads, or wait (a second at most) until it does.
@@ -150,8 +146,6 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
         running = self._running = _Running(self.app, self._settings, plans, self._clock)
         running.elector.start()
         return running
-
-    # -- the end -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Give back what isn't sent, release the lease, and stop. Never raises; may be called again.

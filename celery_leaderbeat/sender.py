@@ -127,8 +127,6 @@ class Sender:
         finally:
             ledger.close()
 
-    # -- claim, publish, and what became of it -------------------------------------------------------------
-
     def go_on(self) -> Sequence[Message]:
         """Send the batch whose claim hasn't been answered, if there is one; what of it was decided."""
         return () if self._batch is None else self.send(self._batch)
@@ -170,7 +168,7 @@ class Sender:
                 message.settle(Outcome("unsent", str(exc)))
                 message.settled = True
                 self._debts.add(batch.debt(message))
-                self._is_unsent(message)
+                self._take_back(message)
         self._debts.try_to_settle()
         self._batch = None
         self._replication.failed(str(exc))
@@ -315,7 +313,7 @@ class Sender:
                 plan.name, message.slot, message.slot, 1, f"unconfirmed: {reason}", message.prefer
             )
             return
-        self._is_unsent(message)
+        self._take_back(message)
         if kind == "impossible":
             logger.error(
                 "Entry %r can't be sent: %s.",
@@ -337,12 +335,10 @@ class Sender:
             extra={"action": "returned", "tick_key": message.key, "reason": reason},
         )
 
-    def _is_unsent(self, message: Message) -> None:
-        """The slot is claimed, its message unsent: it is sent again, whatever Redis may lose of that."""
+    def _take_back(self, message: Message) -> None:
+        """Keep a slot that is claimed, and whose message is unsent, to be sent again, whatever Redis may lose of that."""
         self._plans[message.entry].give_back(message.slot, message.stamp.attempt, message.request)
         self._elector.shadow.settled(message.key)
-
-    # -- the end -------------------------------------------------------------------------------------------
 
     def drop(self) -> None:
         """The term has ended: leave the broker, and give back what may have been claimed and isn't sent."""
@@ -356,7 +352,7 @@ class Sender:
                 self._debts.add(debt)
             for message in batch.unsent():
                 if message.key in self._elector.shadow.open_claims:
-                    self._is_unsent(message)
+                    self._take_back(message)
 
     def close(self, timeout: float) -> None:
         """Give back what is claimed and not published. Takes about `timeout` seconds at most.

@@ -2,14 +2,16 @@
 
 A replica that leads notes what it decides; one that stands by reads along. Both know of the entries how far
 they were decided, and *until when* they know it: nobody can have decided anything until then that isn't in the
-shadow. For a leader that is the end of its trust in its lease, for a standby its latest look. (With fast failover,
-another may lead before that trust ends: `sight` tells when that can't be ruled out.) Of slots that
-were claimed, and that nobody knows to be sent, both remember the tick keys: their records are lost with the rest.
+shadow. For a leader that has read what was decided before its term, that is the end of its trust in its lease, for
+a standby its latest look. (With fast failover, another may lead before that trust ends: `sight` tells when that can't
+be ruled out.) Of slots that were claimed, and of which nobody knows whether they were sent, both remember the tick
+keys, since their records are lost with the rest; a leader knows the attempts of its own.
 
 What Redis holds is behind the shadow when data was lost: an empty restart, a flush, evicted keys, a failover to
 a replica that lagged. Decisions that came between the latest look and the look that showed the loss are known to
 nobody. This is the gap: what came due in it may or may not have been sent, so it counts as missed, and isn't sent
-again. A leader that gets its lease back before its trust had ended has no gap.
+again; unless this replica led last, as far as anybody knows, and the entry prefers a duplicate. A leader that gets
+its lease back before its trust had ended has no gap.
 
 Last-decided slots only ever move forward, and pauses only ever get shorter, so that two states of knowledge can be
 merged in any order. There is one exception: a slot in the far future was written while a clock had jumped, and
@@ -89,8 +91,6 @@ class Shadow:
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    # -- what a leader notes -------------------------------------------------------------------------------
 
     def stands(self, entry: str, slot: datetime, fingerprint: str) -> None:
         """The ledger has said that this is the last decided slot of the entry."""
@@ -184,8 +184,6 @@ class Shadow:
         self._entries[entry] = Remembered(slot, "{}" if known is None else known.text, fingerprint)
         self._behind.pop(entry, None)
 
-    # -- what a standby sees -------------------------------------------------------------------------------
-
     def another_leads(self) -> None:
         """Another replica was seen to lead."""
         with self._lock:
@@ -261,8 +259,6 @@ class Shadow:
             since = known if self.gap is None else min(self.gap[0], known)
             self.gap = (since, max(since, until))
 
-    # -- what is put back ----------------------------------------------------------------------------------
-
     def lacking(self, stored: Mapping[str, datetime], now: datetime) -> dict[str, Remembered]:
         """What is remembered, and stored no longer or only as it was before. Sets `gap`.
 
@@ -291,8 +287,6 @@ class Shadow:
         """What was lacking is back in the ledger."""
         with self._lock:
             self.gap, self._behind = None, {}
-
-    # -- pauses --------------------------------------------------------------------------------------------
 
     def see_pauses(self, stored: Mapping[str, list[Pause]], at: datetime) -> dict[str, list[Pause]]:
         """The stored pauses together with those that are remembered, which may be more."""

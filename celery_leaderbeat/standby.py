@@ -5,6 +5,10 @@ and nobody has renewed it for a TTL (so it is where the server's clock was set b
 unless it has stepped down a short while ago, its tick loop hangs, or a replica of a newer release stands, too
 (see `membership`). Where a free lease is left to others and none of them takes it for a TTL, it stands all
 the same: that somebody leads comes first.
+
+Where the ledger has lost data, those who know more of it come first, for a moment: the replica that led last,
+which is woken, since it may not know yet that its lease is gone; and any other, for one that has just started
+and remembers nothing.
 """
 
 from __future__ import annotations
@@ -31,10 +35,10 @@ __all__ = ["Standby"]
 _LOOK_INTERVAL = 0.5
 #: Longest that a standby waits for its own subscription before it stands for election, in seconds.
 _SUBSCRIBE_FIRST = 0.5
-#: So long a lease that was lost with other data is left to the replica that led last, in seconds; and if that is seen
-#: to live, which takes part in the election once it is woken.
+#: So long a lease that was lost with other data is left to the replica that led last, in seconds: where that isn't
+#: seen to live, and where it is, and takes part in the election once it is woken.
 _COURTESY, _PATIENCE = 0.3, 2.0
-#: So long a replica that has just started leaves an empty ledger to those that have not.
+#: So long a replica that has just started leaves an empty ledger to others, which may remember it, in seconds.
 _MODESTY = 0.7
 #: So long after Redis was away, others may not have come back yet, in seconds.
 _COMING_BACK = 3.0
@@ -49,6 +53,7 @@ class Standby:
 
     def __init__(
         self,
+        *,
         settings: Settings,
         clock: Clock,
         desk: Desk,
@@ -203,9 +208,9 @@ class Standby:
     def _may_stand(self) -> bool:
         """Whether this replica stands for election, or leaves it to another.
 
-        To the one that led last, for a moment, after Redis has lost data: it knows best what was decided. To any, for a
-        moment, if the ledger is empty and this replica has just started: they may know what it held. And to any, after it has
-        stepped down.
+        To the one that led last, for a moment, after Redis has lost data: it knows best what was decided. To any, for
+        a moment, if the ledger is empty and this replica has just started: they may know what it held. And to any,
+        after it has stepped down.
         """
         now = self._clock.monotonic()
         free_for = 0.0 if self._free_since is None else now - self._free_since
@@ -219,13 +224,14 @@ class Standby:
         """So long a free lease is left to a replica that knows more, in seconds."""
         now = self._clock.monotonic()
         if self._reader.knows_nothing:
+            # This replica's own subscription is among them.
             others = (self._store.subscribers(self._store.keys.wake) or 0) > self._listener.subscribed
             return _MODESTY if others or now - self._away_at < _COMING_BACK else 0.0
         if not self._reader.lacks:
             return 0.0
-        led_last = self._lease.led_last
-        if led_last != self._holder:
-            return _PATIENCE if self._store.subscribers(self._store.keys.alive(led_last)) else _COURTESY
+        last = self._lease.last_leader
+        if last != self._holder:
+            return _PATIENCE if self._store.subscribers(self._store.keys.alive(last)) else _COURTESY
         if now >= self._lease.led_until:
             # Frozen since, another may have led, and be about to go on.
             return _COURTESY
@@ -255,5 +261,5 @@ class Standby:
         if term is None:
             self._watch = None
         elif self._settings.fast_failover and not watched:
-            self._remarks.is_unseen()
+            self._remarks.leads_unseen()
         return term

@@ -104,6 +104,7 @@ class Sweep:
         following = {after.key for before, after in pairwise(claims) if self._follows(before, after)}
         answers = self._ledger.doubt(self._term, keys, self._until, following)
         missed: list[SlotRecord] = []
+        # The answers about what is settled come last, and say nothing new.
         for claim, state in zip(claims, answers, strict=False):
             if missed and (state != "unconfirmed" or claim.key not in following):
                 self._unconfirmed(missed)

@@ -34,9 +34,9 @@ __all__ = ["FencedTask", "Tick"]
 
 logger = logging.getLogger(__name__)
 
-FENCING = ("slot", "current", "observed")
-ON_STALE = ("ignore", "reject")
-WHEN_UNVERIFIABLE = ("retry", "run", "refuse")
+_FENCING = ("slot", "current", "observed")
+_ON_STALE = ("ignore", "reject")
+_WHEN_UNVERIFIABLE = ("retry", "run", "refuse")
 
 #: How long a worker tries to put an unacknowledged message off before it leaves it to the broker, in seconds.
 _PATIENCE = 10.0
@@ -53,6 +53,7 @@ _ATTEMPTS = 1_000_000
 _current: ContextVar[Tick | None] = ContextVar("leaderbeat_tick", default=None)
 #: The request whose body runs.
 _request: ContextVar[Any] = ContextVar("leaderbeat_request", default=None)
+#: The kinds of the brokers that were asked for, by app.
 _transports: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
@@ -128,9 +129,9 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
         """Validate the class's options when Celery binds the task."""
         super().on_bound(app)
         for name, accepted in (
-            ("fencing", FENCING),
-            ("on_stale", ON_STALE),
-            ("when_unverifiable", WHEN_UNVERIFIABLE),
+            ("fencing", _FENCING),
+            ("on_stale", _ON_STALE),
+            ("when_unverifiable", _WHEN_UNVERIFIABLE),
         ):
             value = getattr(cls, name)
             if value not in accepted:

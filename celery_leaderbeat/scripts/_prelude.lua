@@ -30,12 +30,22 @@ local function now_in_ms()
   return math.floor(now_in_us() / 1000)
 end
 
+-- Wakes whoever waits on a channel. In a cluster ('1') the channel may be sharded.
+local function wake(channel, in_cluster, word)
+  redis.call('PUBLISH', channel, word)
+  if in_cluster == '1' then
+    -- Older servers don't know it, and their channels are all plain.
+    redis.pcall('SPUBLISH', channel, word)
+  end
+end
+
 -- A whole number as text; Lua would write a large one with an exponent.
 local function whole(number)
   return string.format('%d', number)
 end
 
--- Whether a release is newer than another, by their ranks. Those of different kinds have no order; any is newer than none.
+-- Whether a release is newer than another, by their ranks. Those of different kinds have no order; any is newer
+-- than none.
 local function is_newer(rank, than)
   return rank ~= '' and (than == '' or (string.sub(rank, 1, 1) == string.sub(than, 1, 1) and rank > than))
 end

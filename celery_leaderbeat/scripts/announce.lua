@@ -38,11 +38,7 @@ if ARGV[5] ~= '' then
   if redis.call('HGET', KEYS[2], ARGV[1]) ~= noted then
     redis.call('HSET', KEYS[2], ARGV[1], noted)
     if stands then
-      redis.call('PUBLISH', ARGV[7], 'stands')
-      if ARGV[8] == '1' then
-        -- Older servers don't know it, and their channels are all plain.
-        redis.pcall('SPUBLISH', ARGV[7], 'stands')
-      end
+      wake(ARGV[7], ARGV[8], 'stands')
     end
   end
 end

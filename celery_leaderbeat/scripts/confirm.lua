@@ -2,8 +2,8 @@
 -- message, 'unconfirmed' when it may or may not have taken it.
 --
 -- Acts by the record's epoch and batch, not by the lease: a leader that has lost its lease still knows this.
--- A slot that a worker has begun keeps its state. One that was given back while its publish was in doubt is sent after all
--- when the broker took it; 'unconfirmed' leaves it given back.
+-- A slot that a worker has begun keeps its state. One that was given back while its publish was in doubt is sent
+-- after all when the broker took it; 'unconfirmed' leaves it given back.
 --
 -- KEYS  1 unfinished
 --       2 counts
@@ -18,7 +18,8 @@ local answer = {}
 
 for i = 3, #KEYS do
   local outcome = ARGV[i]
-  local record = redis.call('HMGET', KEYS[i], 'state', 'epoch', 'key', 'batch', 'sent_at', 'entry', 'attempt', 'slot', 'ttl')
+  local record = redis.call('HMGET', KEYS[i], 'state', 'epoch', 'key', 'batch', 'sent_at', 'entry', 'attempt', 'slot',
+    'ttl')
   local state = record[1]
   if not state or record[2] ~= ARGV[1] or record[4] ~= ARGV[2] then
     answer[#answer + 1] = 'superseded'

@@ -32,8 +32,8 @@ local answer, range = {1}, nil
 -- Writes the event of the range that ends here, if there is one.
 local function tell()
   if range then
-    event('missed', 'entry', range.entry, 'epoch', range.epoch, 'from', range.first, 'to', range.last, 'count', range.count,
-      'reason', reason)
+    event('missed', 'entry', range.entry, 'epoch', range.epoch, 'from', range.first, 'to', range.last,
+      'count', range.count, 'reason', reason)
     range = nil
   end
 end

@@ -22,8 +22,8 @@
 --       6, … for each entry: its name, its fingerprint ('' if the schedule no longer has it), what is remembered of it
 --         (as in `entries`, '' for nothing), and the slots that may have been sent ({first, last, count}, '' for none)
 -- Returns  {0, lease value}      no longer the leader; nothing was written
---          {1, kind, slot, …}    for each entry: kept, new, changed, restored (it was removed), recalled (it was lost), reset,
---                                removed or forgotten; slot in µs
+--          {1, kind, slot, …}    for each entry: kept, new, changed, restored (it was removed), recalled (it was
+--                                lost), reset, removed or forgotten; slot in µs
 
 local held = redis.call('GET', KEYS[1])
 if held ~= ARGV[1] then

@@ -16,10 +16,6 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then
 end
 redis.call('DEL', KEYS[1])
 redis.call('SET', KEYS[2], ARGV[3] .. (ARGV[6] == '1' and ' released for a newer release' or ' released'))
-redis.call('PUBLISH', ARGV[2], 'released')
-if ARGV[5] == '1' then
-  -- Older servers don't know it, and their channels are all plain.
-  redis.pcall('SPUBLISH', ARGV[2], 'released')
-end
+wake(ARGV[2], ARGV[5], 'released')
 event('released', 'epoch', ARGV[3], 'reason', ARGV[4])
 return 1

@@ -5,9 +5,5 @@
 --       2 '1' in a cluster, whose channels may be sharded
 -- Returns  1
 
-redis.call('PUBLISH', ARGV[1], 'look')
-if ARGV[2] == '1' then
-  -- Older servers don't know it, and their channels are all plain.
-  redis.pcall('SPUBLISH', ARGV[1], 'look')
-end
+wake(ARGV[1], ARGV[2], 'look')
 return 1

@@ -245,8 +245,7 @@ class _Slot:
 
     def _superseded(self, body: Body, newer: Body) -> Iterator[tuple[str, str]]:
         # Between the ledger's word that it may run and the body's first line a worker can freeze for longer than
-        # its run lease; nothing but the guarded write can stop it then (DESIGN.md: "which is where fencing finally
-        # bites").
+        # its run lease; nothing but the guarded write can stop it then.
         written = any(
             effect.pid == body.pid and effect.t > body.t and effect.fence // 1_000_000 == body.epoch
             for effect in self.effects
@@ -263,10 +262,10 @@ class _Slot:
         """The same attempt began twice."""
         redelivered = self.entry.acks_late and self.entry.on_crash == "auto"
         if redelivered and self.faults.worker_struck(first, second.t):
-            # DESIGN.md, on_crash: "what the broker redelivers runs again once the dead run's lease is over".
+            # on_crash "auto": what the broker redelivers runs again once the dead run's lease is over.
             self._allow("redeliveries of acks_late tasks whose worker was struck")
         elif self.faults.lost_data(min(first.t, self.faults.asked_at(second)) - 1, second.t):
-            # DESIGN.md, FencedTask: "No record (expired, evicted, flushed): runs, and records itself".
+            # A message of whose slot there is no record runs, and records itself.
             self._allow("bodies that began again because Redis had lost the record")
         else:
             yield (
@@ -283,8 +282,7 @@ class _Slot:
             None,
         )
         if self.entry.on_crash == "rerun" and body and self.faults.worker_struck(body, later.t):
-            # DESIGN.md, on_crash: "rerun: run to completion". A worker that dies between its effect and its word to
-            # the ledger has its slot run again.
+            # on_crash "rerun": a worker that dies between its effect and its word to the ledger has its slot run again.
             self._allow("slots run again (rerun) whose worker was struck between its effect and its word")
         elif self.faults.lost_data(earlier.t - 10, later.t):
             self._allow("effects that came again because Redis had lost the record")
@@ -338,9 +336,6 @@ class _Slot:
             ):
                 # The same: "... and the whole outage where it was away".
                 self._allow("missed: Redis lost its data, and was away for longer than its leader's trust")
-            elif self.entry.overlap == "queue":
-                # docs/data-loss.md: "Slots that had been given back, and waited to be sent: missed".
-                self._allow("missed: Redis lost its data while it waited for its turn")
             else:
                 kind = "lost" if self.entry.prefer == "duplicate" else "unexplained"
                 yield kind, f"missed: {LOST}, and its leader was well"

@@ -79,7 +79,7 @@ class Entry:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Other options. Where a slot waits for an earlier one, a message that got lost is waited for until it expires."""
+        """Other options. Where a slot waits for an earlier one, that ends with the expiry of a message that got lost."""
         return {} if self.overlap == "allow" else {"expires": EXPIRES}
 
     def spec(self) -> dict[str, Any]:

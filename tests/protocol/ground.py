@@ -65,8 +65,6 @@ class Ground:
     def close(self) -> None:
         self.ledger.close()
 
-    # -- election ------------------------------------------------------------------------------------------
-
     def stand(
         self,
         holder: str = "one",
@@ -168,8 +166,6 @@ class Ground:
         self.lapse()
         return self.elect(holder)
 
-    # -- the leader's side ---------------------------------------------------------------------------------
-
     def ask(
         self,
         term: Term,
@@ -258,8 +254,6 @@ class Ground:
             term, state, ENTRY, oldest, slot(newest), count, reason, FINGERPRINT, keys
         )
 
-    # -- the worker's side ---------------------------------------------------------------------------------
-
     def begin(
         self,
         number: int,
@@ -307,14 +301,10 @@ class Ground:
         """The run's worker has died, and the run lease is over."""
         self.write(number, run_until=0)
 
-    # -- people --------------------------------------------------------------------------------------------
-
     @property
     def orders(self) -> Orders:
         """The orders of somebody called ann."""
         return Orders(self.ledger, by="ann")
-
-    # -- looking -------------------------------------------------------------------------------------------
 
     @staticmethod
     def key(number: int, entry: str = ENTRY) -> str:

@@ -144,9 +144,7 @@ GUARDS = [
         None,
     ),
     Guard("recall_slots", "lease check", "if held ~= ARGV[1] then", "if false then", None),
-    Guard(
-        "recall_slots", "what is there", "if not redis.call('HGET', slot, 'state') then", "if true then", None
-    ),
+    Guard("recall_slots", "what is there", "if redis.call('HLEN', slot) == 0 then", "if true then", None),
     Guard("recall_slots", "sweep list", "redis.call('ZADD', KEYS[2], now, item.key)", "", None),
     Guard(
         "recall_slots",

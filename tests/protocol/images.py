@@ -148,8 +148,6 @@ class Images:
         self._held = None if script == "elect" else after
         return answer, after
 
-    # -- the requests --------------------------------------------------------------------------------------
-
     def _elect(self, holder: str, highest: int, takes_over: str) -> tuple[str, str]:
         kind, value, *_ = self._store.run(
             "elect",
@@ -262,8 +260,6 @@ class Images:
 
     def _renew_run(self, number: int, run: str) -> bool:
         return self._ledger.renew_runs({_key(number): run}, 600)[_key(number)]
-
-    # -- the server ----------------------------------------------------------------------------------------
 
     def _bring(self, image: Image) -> None:
         keys = self._keys

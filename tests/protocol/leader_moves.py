@@ -38,8 +38,6 @@ class LeaderMoves:
                 gone = leader._replace(life=1 - leader.life, epoch=0, hands=(None,) * self._rules.slots)
                 yield f"leader {number} dies", False, _fault(_set(world, number, gone))
 
-    # -- election ------------------------------------------------------------------------------------------
-
     def _lapse(self, world: World) -> Iterator[Move]:
         if world.lease:
             orphan = all(leader.epoch != world.lease for leader in world.leaders)
@@ -108,8 +106,6 @@ class LeaderMoves:
             yield f"leader {number} releases the lease", False, follows._replace(image=image, lease=0)
         else:
             require(image == world.image, "A late release doesn't touch a newer term.")
-
-    # -- claims --------------------------------------------------------------------------------------------
 
     def _claim(self, world: World, number: int, leader: Leader) -> Iterator[Move]:
         free = [slot for slot, hand in enumerate(leader.hands) if hand is None]
@@ -195,8 +191,6 @@ class LeaderMoves:
         if granted is not None:
             waits = _fault(_set(asked, number, leader._replace(hands=hands)))
             yield f"{what}, and the answer is lost", False, waits
-
-    # -- what leaders have in hand -------------------------------------------------------------------------
 
     def _go_on(self, world: World, number: int, leader: Leader) -> Iterator[Move]:
         slot, hand = next(((s, hand) for s, hand in enumerate(leader.hands) if hand), (0, None))
@@ -288,8 +282,6 @@ class LeaderMoves:
             image=image, past=put(world.past, slot, past)
         )
 
-    # -- what earlier leaders left -------------------------------------------------------------------------
-
     def _doubt(self, world: World, number: int, leader: Leader) -> Iterator[Move]:
         value = lease_value(_holder(number, leader), leader.epoch)
         for slot in world.image.unfinished:
@@ -374,8 +366,6 @@ class LeaderMoves:
                 require(image == before, "A slot that is decided isn't touched by a miss.")
             after = world._replace(image=image, past=put(world.past, slot, past))
             yield f"leader {number} misses {slot}", False, _fault(after)
-
-    # -- what is on its way --------------------------------------------------------------------------------
 
     def _arrive(self, world: World) -> Iterator[Move]:
         for i, item in enumerate(world.away):

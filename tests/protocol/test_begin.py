@@ -485,7 +485,7 @@ def _cases() -> list[_Case]:
 
 
 def _expected(case: _Case) -> str:
-    """What DESIGN says, in its order: superseded, ended, on-going, starting."""
+    """What is to become of it, as it is looked at in turn: superseded, ended, under way, starting."""
     if case.state and case.epoch < 0 and case.state not in ("returned", "missed", "skipped"):
         return "refuse"
     if case.state and case.attempt < 0:

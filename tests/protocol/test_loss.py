@@ -63,7 +63,9 @@ def test_a_replica_that_has_just_started_leaves_an_empty_ledger_to_the_others_fo
 
 
 @pytest.mark.usefixtures("somebody")
-def test_and_takes_the_lead_of_a_ledger_that_holds_something(start: Fleet, keys: Keys) -> None:
+def test_a_replica_that_has_just_started_is_elected_over_a_ledger_that_holds_something(
+    start: Fleet, keys: Keys
+) -> None:
     one = start("one")
     wait_for(one.elector.term, 10, "one leads")
     assert len(one.elector.shadow) == 1

@@ -1,4 +1,4 @@
-"""Slots that Redis has lost, and whose leader knows that they are unsent: they are recorded again."""
+"""Slots whose records Redis has lost, and which are to be sent: they are recorded again, as given back."""
 
 from __future__ import annotations
 

@@ -39,8 +39,6 @@ class WorkerMoves:
                 after = world._replace(image=world.image.with_run_lease_over(slot))
                 yield f"the lease of {run}, which is dead, is over", True, after
 
-    # -- begin ---------------------------------------------------------------------------------------------
-
     def _deliver(self, world: World, index: int, message: Message) -> Iterator[Move]:
         run = _new_run(world)
         rest = world._replace(queue=world.queue[:index] + world.queue[index + 1 :])
@@ -145,8 +143,6 @@ class WorkerMoves:
             require(
                 message.epoch >= world.seen, "Under `observed` nothing starts that is older than what was."
             )
-
-    # -- the run -------------------------------------------------------------------------------------------
 
     def _go_on(self, world: World, number: int, worker: Worker) -> Iterator[Move]:
         slot = worker.message.slot

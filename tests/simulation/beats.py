@@ -115,7 +115,7 @@ def sim_publisher(world: World) -> type:
             hub = world.hub
             fault = "unreachable" if world.broker.away else world.faults.publish()
             if fault == "unreachable":
-                hub.pause(world.rng.choice((0.001, self.patience / 2)))
+                hub.pause(world.faults.unreachable_takes(self.patience))
                 return Outcome("unreachable", "no connection")
             if not allowed():
                 return Outcome("unsent", "this replica no longer leads")

@@ -48,6 +48,10 @@ class Faults:
         """What happens to a leader's message on its way to the broker."""
         return ""
 
+    def unreachable_takes(self, patience: float) -> float:
+        """Seconds until a leader knows that it doesn't reach the broker, less than `patience`."""
+        return 0.001
+
     def publish_takes(self, patience: float) -> float:
         """Seconds that a message takes on its way to the broker, less than `patience`."""
         return 0.0
@@ -103,6 +107,9 @@ class Mischief(Faults):
         if chance > 0.04:
             return ""
         return self._rng.choice(("unreachable", "unknown", "unknown, arrived", "unknown, arrives late"))
+
+    def unreachable_takes(self, patience: float) -> float:
+        return self._rng.choice((0.001, patience / 2))
 
     def point(self, process: Process, what: str) -> None:
         if not self.active:

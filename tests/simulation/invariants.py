@@ -16,7 +16,7 @@ from tests.simulation.journal import Journal, Run
 from tests.simulation.workers import TASKS
 from tests.simulation.world import BEGAN, World
 
-__all__ = ["Verdict", "judge"]
+__all__ = ["Verdict", "judge", "unfinished"]
 
 #: Ends at which nothing is left to do.
 _FINAL = ("done", "failed", "abandoned", "missed", "skipped", "refused")
@@ -59,13 +59,13 @@ def judge(world: World, until: datetime, after: datetime | None = None) -> Verdi
         # What somebody has asked for may be of the time before the world began.
         earlier = ledger.audit(name, since - _BEFORE, since).slots
         held_up = any(_Slot(slot, entry, world.journal, [], False).holds_up for slot in earlier)
-        unfinished = _unfinished(world, name)
+        holding = unfinished(world, name)
         for slot in audit.slots:
             if after is not None and slot.slot <= after:
                 continue
             judged = _Slot(slot, entry, world.journal, runs[slot.key], held_up)
             held_up = held_up or judged.holds_up
-            judged.asked_for_in_vain = bool(unfinished - {slot.key}) and " has asked for it" in slot.reason
+            judged.asked_for_in_vain = bool(holding - {slot.key}) and " has asked for it" in slot.reason
             verdict.broken += [f"{slot.key} ({slot.end}: {slot.reason}): {what}" for what in judged.broken()]
     verdict.broken += _early(world.journal)
     return verdict
@@ -85,7 +85,7 @@ def _uncounted(name: str, entry: Mapping[str, Any], audit: Audit) -> Iterator[st
             yield f"{name}: {wanted} slots were called for, and the audit has {found}"
 
 
-def _unfinished(world: World, name: str) -> set[str]:
+def unfinished(world: World, name: str) -> set[str]:
     """The slots of an entry with an overlap policy that still count as unfinished: whatever is asked for waits for them.
 
     As `claim` has it. One of which nobody knows whether its message left counts until it must have begun, which may be

@@ -11,9 +11,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from celery_leaderbeat.term import Term
+from celery_leaderbeat.tick import slot_to_us
 from tests.simulation.virtual import Hub, Process
 
-__all__ = ["Body", "Journal", "Run", "Sent"]
+__all__ = ["Body", "Journal", "LeftOut", "Run", "Sent"]
 
 #: The lines of a story that a failed test shows.
 _LAST = int(os.environ.get("LEADERBEAT_STORY_LINES", "60"))
@@ -29,6 +30,17 @@ class Sent:
 
     at: int
     epoch: int
+    by: str
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What a leader said of slots that it won't send: `end` is `missed` or `skipped`; in µs, both ends included."""
+
+    end: str
+    first: int
+    last: int
+    reason: str
     by: str
 
 
@@ -49,7 +61,6 @@ class Run:
     by: Process | None
     leased_until: int
     ended: str = ""
-    ended_at: int = 0
 
 
 @dataclass
@@ -74,6 +85,8 @@ class Journal:
         troubles: what the package itself didn't count on.
         violations: guarantees that were broken before everybody's eyes.
         elected_at: when somebody was elected the last time, in µs.
+        first_elected_at: when somebody was elected the first time, in µs.
+        left_out: what leaders said of slots that they won't send, by entry.
     """
 
     hub: Hub
@@ -89,6 +102,8 @@ class Journal:
     _lease: tuple[str, int] = ("", 0)
     _epoch: int = 0
     elected_at: int = 0
+    first_elected_at: int = 0
+    left_out: defaultdict[str, list[LeftOut]] = field(default_factory=lambda: defaultdict(list))
     _given_up: dict[str, int] = field(default_factory=dict)
     _emptied: set[int] = field(default_factory=set)
     _latest: defaultdict[str, deque[Body]] = field(
@@ -129,8 +144,6 @@ class Journal:
     def _line(self, at: int, who: str, what: str) -> str:
         time = datetime.fromtimestamp(at / 1e6, timezone.utc).strftime("%H:%M:%S.%f")
         return f"{time} {who:>12}  {what}"
-
-    # -- what the scripts answered -------------------------------------------------------------------------
 
     def answered(
         self,
@@ -173,6 +186,7 @@ class Journal:
             if epoch <= self._epoch:
                 self.violate(f"epoch {epoch} follows epoch {self._epoch}")
             self.elected_at = self.hub.now
+            self.first_elected_at = self.first_elected_at or self.hub.now
             self._epoch, self._lease = epoch, (answer[1], self._lease_end(args[1]))
         elif script == "renew" and answer[0] == 1:
             if args[0] != self._lease[0]:
@@ -238,7 +252,7 @@ class Journal:
         if run is None or not answer[0] or run.ended:
             return
         if state == args[1] or (args[1] == "requeued" and state in ("sent", "retrying")):
-            run.ended, run.ended_at = str(args[1]), self.hub.now
+            run.ended = str(args[1])
         else:
             self.violate(f"{key} is {state}, and its run {run.id} was told that its end, {args[1]}, counts")
 
@@ -252,6 +266,12 @@ class Journal:
         self.doubtful.update(self.bodies, self.sent)
         for run in self.runs.values():
             run.leased_until = min(run.leased_until, self.hub.now)
+
+    def reported(self, end: str, entry: str, first: datetime, last: datetime, reason: str) -> None:
+        """A leader says that slots of an entry are missed or skipped."""
+        by = str(self.hub.process or "")
+        self.note(by, f"says of {entry}, {first:%H:%M:%S.%f} to {last:%H:%M:%S.%f}: {end}, {reason}")
+        self.left_out[entry].append(LeftOut(end, slot_to_us(first), slot_to_us(last), reason, by))
 
     @property
     def was_emptied(self) -> bool:
@@ -273,10 +293,11 @@ class Journal:
         self._decided = dict(last)
 
     def published(self, key: str, due: int) -> None:
-        """A leader publishes, and would have done so at `due` if it hadn't been frozen since it made sure that it leads.
+        """A leader publishes, and would have done so at `due` but for a freeze since it made sure that it leads.
 
-        Until `due` nobody may have said that the slot is missed: the grace of whoever does so covers the slowest publish.
-        It can't cover a leader that stands still after it made sure; how long it stood still is all that excuses it.
+        Until `due` nobody may have said that the slot is missed: the grace of whoever does so covers the slowest
+        publish. It can't cover a leader that stands still after it made sure; how long it stood still is all that
+        excuses it.
         """
         if self._given_up.get(key, due + 1) <= due:
             self.violate(f"{key} is published, and counts as missed already")
@@ -288,8 +309,6 @@ class Journal:
             return
         if leads != epoch or self._lease[1] <= self.hub.now:
             self.violate(f"{key} is published by who trusts in epoch {epoch}, and its lease is over")
-
-    # -- effects -------------------------------------------------------------------------------------------
 
     def arrived(self, key: str, attempt: int, epoch: int, by: object) -> None:
         """A leader's message reached the broker."""

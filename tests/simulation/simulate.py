@@ -10,6 +10,7 @@ import argparse
 import multiprocessing
 import os
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -31,6 +32,8 @@ __all__ = ["Total", "main"]
 _AT_ONCE = 20
 #: The server of this process.
 _servers: list[FrozenServer] = []
+#: Whether all stories of this process are such in which Redis is emptied; None where that is their own.
+_emptied: list[bool | None] = []
 
 
 @dataclass
@@ -63,26 +66,27 @@ class Total:
         yield "faults: " + ", ".join(f"{self.faults[kind]} {kind}" for kind in KINDS)
 
 
-def _start(directory: str) -> None:
+def _start(directory: str, emptied: bool | None) -> None:
     place = Path(directory) / str(os.getpid())
     place.mkdir()
     server = require_frozen_server(place, BEGAN)
     _servers.append(server)
+    _emptied.append(emptied)
     # Exit handlers aren't sure to run in a process of a pool.
     Finalize(server, server.stop, exitpriority=1)
 
 
 def _told(seed: int) -> Told:
     try:
-        return tell(_servers[0], seed)
+        return tell(_servers[0], seed, emptied=_emptied[0])
     except AssertionError as exc:
         return Told(seed, broken=[str(exc).partition("\n")[0]], about=str(exc))
 
 
-def _alone(seed: int, directory: str) -> int:
-    _start(directory)
+def _alone(seed: int, directory: str, emptied: bool | None) -> int:
+    _start(directory, emptied)
     try:
-        told = tell(_servers[0], seed, keep=True)
+        told = tell(_servers[0], seed, keep=True, emptied=emptied)
     finally:
         _servers.pop().stop()
     assert told.journal is not None
@@ -93,10 +97,10 @@ def _alone(seed: int, directory: str) -> int:
     return int(bool(told.broken))
 
 
-def _all(seeds: range, jobs: int, directory: str) -> int:
+def _all(seeds: range, jobs: int, directory: str, emptied: bool | None) -> int:
     began, total, said = time.monotonic(), Total(), 0.0
     method: Any = multiprocessing.get_context("spawn")
-    with method.Pool(jobs, _start, (directory,)) as pool:
+    with method.Pool(jobs, _start, (directory, emptied)) as pool:
         try:
             for told in pool.imap_unordered(_told, seeds, _AT_ONCE):
                 total.add(told)
@@ -106,6 +110,10 @@ def _all(seeds: range, jobs: int, directory: str) -> int:
                 if took - said > 30:
                     said = took
                     print(f"{total.stories} stories, {total.broken} broken, {took:.0f} s", flush=True)
+        except BaseException:
+            # Nobody waits for the others' stories; the guards of the processes stop their servers.
+            pool.terminate()
+            raise
         finally:
             # Each process stops its own server at its end; one that is terminated couldn't.
             pool.close()
@@ -128,11 +136,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=1, help="the first seed (1)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (one for each core)")
     parser.add_argument("--seed", type=int, help="tell this seed's story alone, line by line")
+    parser.add_argument(
+        "--emptied",
+        action="store_const",
+        const=True,
+        help="only stories in which Redis is emptied under leaders that are well",
+    )
     options = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory() as directory:
         if options.seed is not None:
-            return _alone(options.seed, directory)
-        return _all(range(options.first, options.first + options.seeds), options.jobs, directory)
+            return _alone(options.seed, directory, options.emptied)
+        return _all(
+            range(options.first, options.first + options.seeds), options.jobs, directory, options.emptied
+        )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 from collections import Counter
@@ -14,6 +15,7 @@ from celery.schedules import crontab
 
 from celery_leaderbeat.orders import Orders
 from celery_leaderbeat.tick import Stamp
+from tests.simulation.emptied import unexplained
 from tests.simulation.entries import MIXES, entry
 from tests.simulation.invariants import Verdict, judge
 from tests.simulation.journal import Journal
@@ -25,6 +27,8 @@ __all__ = ["Told", "tell"]
 
 #: Seconds after which everything that was left behind has come to its end, once nothing fails any more.
 _LONGEST = 160.0
+#: In one of so many stories Redis is emptied, and nothing troubles the leaders otherwise.
+_ONE_IN = 8
 _BEGAN = datetime.fromtimestamp(BEGAN / 1e6, timezone.utc)
 
 
@@ -95,7 +99,7 @@ def _work_of(rng: random.Random) -> Callable[[Stamp, Any], Work]:
     return work
 
 
-def _world(server: FrozenServer, seed: int) -> World:
+def _world(server: FrozenServer, seed: int, emptied: bool) -> World:
     rng = random.Random(f"story {seed}")
     lease = rng.choice((12.0, 18.0))
     conf: Mapping[str, Any] = {
@@ -113,8 +117,9 @@ def _world(server: FrozenServer, seed: int) -> World:
         workers=rng.choice((1, 2, 3)),
         concurrency=rng.choice((1, 2)),
         conf=conf,
-        pace="brisk",
-        make_faults=Trouble,
+        # Who finds out first that Redis is empty depends on it.
+        pace="their own" if emptied else "brisk",
+        make_faults=functools.partial(Trouble, leaders_are_well=emptied),
         restart_after=lambda world: world.rng.uniform(0.2, back),
         redelivered_after=rng.choice(((0.5,), (5.0,), (0.5, 5.0, 11.0, 31.0))),
     )
@@ -122,24 +127,27 @@ def _world(server: FrozenServer, seed: int) -> World:
     return world
 
 
-def tell(server: FrozenServer, seed: int, keep: bool = False) -> Told:
+def tell(server: FrozenServer, seed: int, keep: bool = False, emptied: bool | None = None) -> Told:
     """Tell the story of a seed, and judge it.
 
     Parameters:
         keep: keep its journal, every line of it.
+        emptied: whether it is one in which Redis is emptied under leaders that are well; None leaves that to the seed.
     """
+    if emptied is None:
+        emptied = seed % _ONE_IN == 0
     # A story is over before there is much to collect, and to look for that takes a tenth of its time.
     collects = gc.isenabled()
     gc.disable()
     try:
-        return _tell(server, seed, keep)
+        return _tell(server, seed, keep, emptied)
     finally:
         if collects:
             gc.enable()
 
 
-def _tell(server: FrozenServer, seed: int, keep: bool) -> Told:
-    world = _world(server, seed)
+def _tell(server: FrozenServer, seed: int, keep: bool, emptied: bool) -> Told:
+    world = _world(server, seed, emptied)
     told = Told(seed)
     trouble = world.rng.choice((15.0, 20.0, 30.0, 45.0))
     with world.living():
@@ -159,6 +167,8 @@ def _tell(server: FrozenServer, seed: int, keep: bool) -> Told:
         if world.emptied_at:
             after = datetime.fromtimestamp(world.emptied_at / 1e6, timezone.utc) + timedelta(seconds=1)
         verdict: Verdict = judge(world, until, after)
+        if emptied:
+            verdict.broken += unexplained(world, until)
         if verdict.broken:
             told.broken, told.about = verdict.broken, world.tell(verdict.broken)
         told.ends = verdict.ends

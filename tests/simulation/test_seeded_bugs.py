@@ -2,8 +2,8 @@
 
 Each bug is planted alone. With `LEADERBEAT_EXHAUSTIVE=1` (`make simulate-bugs`) all nets are cast: the short random
 stories from the first seed on, the stories of the crash points, the interleavings of the scripts, and the scripts'
-contract tests. In a run of all tests, `tests/protocol/test_guards.py` takes out the same guards of the scripts. (Which seed
-finds a bug changes with each question that replicas ask of Redis, so no seed is kept.)
+contract tests. In a run of all tests, `tests/protocol/test_guards.py` takes out the same guards of the scripts.
+(Which seed finds a bug changes with each question that replicas ask of Redis, so no seed is kept.)
 """
 
 from __future__ import annotations

@@ -50,27 +50,47 @@ DISASTERS = {
     "order given": 20.0,
     "Redis emptied": 40.0,
 }
+#: Where Redis is emptied at a point of a process's way: the chance at each, at the rate of 1.
+_EMPTIED_AT_A_POINT = 1 / 60
 #: All kinds of faults.
-KINDS = (*_STRIKES, *_WAYS, *DISASTERS)
+KINDS = (*_STRIKES, *_WAYS, *DISASTERS, "Redis emptied at a point")
 
-#: A story without this loses nothing that Redis knows.
-_EMPTIED = "Redis emptied"
+#: A story without these loses nothing that Redis knows.
+_EMPTIED = ("Redis emptied", "Redis emptied at a point")
+#: Faults beside which a leader is well all the time: it lives, isn't held up, and reaches Redis.
+_HARMLESS = (
+    "worker killed at a point",
+    "worker frozen at a point",
+    "publish unreachable",
+    "delivered again",
+)
 _RATES = (0.5, 1.0, 3.0, 6.0)
+#: Seconds after which a leader knows that nobody listens there.
+_AT_ONCE = 0.001
+_CHANCES = {**_STRIKES, **_WAYS, "Redis emptied at a point": _EMPTIED_AT_A_POINT}
 
 
 class Trouble(Mischief):
-    """A selection of faults, drawn from the world's seed; `happened` counts them."""
+    """A selection of faults, drawn from the world's seed; `happened` counts them.
 
-    def __init__(self, world: World) -> None:
+    Parameters:
+        leaders_are_well: Redis is emptied, and nothing else troubles the replicas that lead.
+    """
+
+    def __init__(self, world: World, leaders_are_well: bool = False) -> None:
         super().__init__(world)
         rng = self._rng
-        few = rng.choice((2, 3, 4, 5, 8))
-        chosen = rng.sample([kind for kind in KINDS if kind != _EMPTIED], few)
-        if rng.random() < 0.1:
-            chosen.append(_EMPTIED)
+        if leaders_are_well:
+            chosen = rng.sample(_HARMLESS, rng.choice((0, 1, 2, 3)))
+            chosen += rng.choice((_EMPTIED, _EMPTIED[:1], _EMPTIED[1:]))
+        else:
+            few = rng.choice((2, 3, 4, 5, 8))
+            chosen = rng.sample([kind for kind in KINDS if kind not in _EMPTIED], few)
+            if rng.random() < 0.1:
+                chosen += rng.choice((_EMPTIED[:1], _EMPTIED[1:]))
+        self._leaders_are_well = leaders_are_well
         self.rates = {kind: rng.choice(_RATES) for kind in chosen}
         self.happened: Counter[str] = Counter()
-        self._slow_until = 0
         self._disasters: dict[str, Callable[[], None]] = {
             "somebody killed": self._somebody_dies,
             "somebody frozen": self._somebody_freezes,
@@ -88,12 +108,10 @@ class Trouble(Mischief):
         rate = self.rates.get(kind)
         if rate is None or not self.active:
             return False
-        if self._rng.random() < rate * (_STRIKES.get(kind) or _WAYS[kind]):
+        if self._rng.random() < rate * _CHANCES[kind]:
             self.happened[kind] += 1
             return True
         return False
-
-    # -- on the way ----------------------------------------------------------------------------------------
 
     def latency(self) -> float:
         return self._rng.choice((0.0004, 0.003, 0.05)) if self._rng.random() < 0.2 else 0.0
@@ -124,6 +142,10 @@ class Trouble(Mischief):
                 return outcome  # type: ignore[return-value]
         return ""
 
+    def unreachable_takes(self, patience: float) -> float:
+        # A leader that waits for its broker finds out too late that Redis is empty: another one leads.
+        return _AT_ONCE if self._leaders_are_well else super().unreachable_takes(patience)
+
     def publish_takes(self, patience: float) -> float:
         return self._rng.uniform(0.1, 0.98) * patience if self._strikes("publish slow") else 0.0
 
@@ -135,8 +157,8 @@ class Trouble(Mischief):
             seconds = self._rng.choice((0.5, 9.0, 14.0, 20.0, 35.0))
             self._world.note(f"is frozen for {seconds:g} s {what}")
             self._hub.freeze(process, seconds)
-
-    # -- on their own time ---------------------------------------------------------------------------------
+        if self._strikes("Redis emptied at a point"):
+            self._redis_is_emptied()
 
     def begin(self) -> None:
         for kind, disaster in self._disasters.items():

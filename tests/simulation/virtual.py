@@ -100,8 +100,6 @@ class Hub:
         self._current: Thread | None = None
         self._processes: list[Process] = []
 
-    # -- for everybody -------------------------------------------------------------------------------------
-
     @property
     def process(self) -> Process | None:
         """Whose turn it is; None for the hub itself."""
@@ -125,8 +123,6 @@ class Hub:
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Let the hub do something in `seconds`."""
         self.at(self.when(seconds), action)
-
-    # -- for threads ---------------------------------------------------------------------------------------
 
     def sleep(self, seconds: float) -> None:
         """Wait for `seconds`, and for the process to be thawed."""
@@ -168,8 +164,6 @@ class Hub:
             raise Killed
         if process.frozen_until > self.now:
             self.sleep(0.0)
-
-    # -- for the story -------------------------------------------------------------------------------------
 
     def start(self, process: Process, *targets: Callable[[], Any]) -> None:
         """Start a process with these threads."""

@@ -23,6 +23,7 @@ from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.ledger import Ledger
 from celery_leaderbeat.listener import Listener
 from celery_leaderbeat.publisher import Publisher
+from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.store import Store
 from celery_leaderbeat.tick import Stamp
@@ -46,6 +47,7 @@ _TROUBLE = ("tick_failed", "election_failed", "schedule_failed", "entry_refused"
 
 #: How often replicas look at what seldom changes: most of a story's time goes there.
 _PACES = {
+    "their own": (),
     "hurried": (
         (dispatch, "_LOOK_EVERY", 2.0),
         (standby, "_LOOK_INTERVAL", 1.0),
@@ -133,7 +135,7 @@ class World:
     workers: int = 2
     concurrency: int = 1
     conf: Mapping[str, Any] = field(default_factory=dict)
-    pace: Literal["hurried", "brisk", "leisurely"] = "hurried"
+    pace: Literal["their own", "hurried", "brisk", "leisurely"] = "hurried"
     work: Callable[[Stamp, Any], Work] = lambda stamp, task: Work()
     make_faults: Callable[[World], Faults] = lambda world: Faults()
     restart_after: Callable[[World], float] = lambda world: 5.0
@@ -162,8 +164,6 @@ class World:
         self.server_ahead = 0.0
         #: When Redis lost everything the last time, in µs; 0 for never.
         self.emptied_at = 0
-
-    # -- its life ------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def living(self) -> Iterator[World]:
@@ -214,9 +214,34 @@ class World:
         }
         for name, (original, instead, where) in stand_ins.items():
             _replace(patch, name, original, instead, where)
+        self._hear_reports(patch)
         for module, name, wait in _PACES[self.pace]:
             assert hasattr(module, name), name
             patch.setattr(module, name, wait)
+
+    def _hear_reports(self, patch: pytest.MonkeyPatch) -> None:
+        journal, missed, skipped = self.journal, Reports.missed, Reports.skipped
+
+        def missed_and_heard(
+            reports: Reports,
+            entry: str,
+            first: datetime,
+            last: datetime,
+            count: int,
+            reason: str,
+            prefer: str = "missed",
+        ) -> None:
+            journal.reported("missed", entry, first, last, reason)
+            missed(reports, entry, first, last, count, reason, prefer)
+
+        def skipped_and_heard(
+            reports: Reports, entry: str, first: datetime, last: datetime, count: int, reason: str
+        ) -> None:
+            journal.reported("skipped", entry, first, last, reason)
+            skipped(reports, entry, first, last, count, reason)
+
+        patch.setattr(Reports, "missed", missed_and_heard)
+        patch.setattr(Reports, "skipped", skipped_and_heard)
 
     def _here(self) -> Process:
         process = self.hub.process
@@ -288,8 +313,6 @@ class World:
         entries = ledger.entries()
         return all(name in entries and entries[name].slot >= slot for name in self.schedule)
 
-    # -- for its parts -------------------------------------------------------------------------------------
-
     def note(self, what: str) -> None:
         """Add a line to the story."""
         self.journal.note(self.hub.process or "", what)
@@ -341,8 +364,6 @@ class World:
             for process, wake in self._ears.values():
                 if process.alive:
                     wake()
-
-    # -- for the end ---------------------------------------------------------------------------------------
 
     def tell(self, broken: Sequence[str]) -> str:
         """What is wrong, with what the story says about the slot that comes first."""

@@ -10,8 +10,8 @@ how      `close`: the handler of `celery beat` closes the scheduler and exits, a
          that of a beat inside a worker does
 
 A place is a line of the package, of its driver, or of the logging that the main thread comes to until it has sent
-some more slots. There the handler runs. On the way out, the scheduler is closed (once more). Each place is a process of its own, under a
-key prefix of its own, and gives a line of JSON.
+some more slots. There the handler runs. On the way out, the scheduler is closed (once more). Each place is a process
+of its own, under a key prefix of its own, and gives a line of JSON.
 """
 
 from __future__ import annotations

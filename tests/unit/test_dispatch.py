@@ -21,7 +21,7 @@ def test_what_is_owed_to_a_redis_that_hangs_does_not_hold_up_a_standby() -> None
         app.conf.leaderbeat_redis_url = f"redis://127.0.0.1:{mute.getsockname()[1]}/0"
         app.conf.leaderbeat_lease_ttl = 60
         app.conf.leaderbeat_publish_timeout = 10
-        elector: Any = SimpleNamespace(shadow=None, step_down=None)
+        elector: Any = SimpleNamespace(shadow=None, step_down=None, progress=None)
         dispatcher = Dispatcher(app, Settings.from_app(app), FleetClock(Clock()), elector, {})
         debt = Debt(7, "batch", "bill@2026-10-02T03:00:00Z", "returned", "the test wants it")
         dispatcher._sender._debts.add(debt)

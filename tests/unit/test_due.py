@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,7 +126,11 @@ def test_a_slot_that_is_decided_elsewhere_takes_no_place_in_the_lookback() -> No
 
 def test_a_run_after_a_year_of_minutes_takes_no_time() -> None:
     plan = Plan(
-        "job", None, cron(), "f", Policy(deadline=2 * HOUR.total_seconds(), catch_up="all", lookback=3)
+        "job",
+        SimpleNamespace(options={}),
+        cron(),
+        "f",
+        Policy(deadline=2 * HOUR.total_seconds(), catch_up="all", lookback=3),
     )
     plan.start(NOW - 365 * DAY)
     pauses = Pauses(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,7 +116,9 @@ class Failing(BaseSchedule):
 def test_a_schedule_that_fails_later_is_asked_again_and_loses_no_slot(
     app: Celery,
 ) -> None:
-    item = Plan("tick", None, Failing(app=app), "f", Policy(catch_up="all", lookback=100))
+    item = Plan(
+        "tick", SimpleNamespace(options={}), Failing(app=app), "f", Policy(catch_up="all", lookback=100)
+    )
     item.start(T0)
     assert item.when == T0 + SECOND
     item.schedule.fails = True

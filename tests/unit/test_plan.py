@@ -56,7 +56,7 @@ class Listed:
 
 
 def started(policy: Policy, schedule: Any = 1, last: datetime = T0) -> Plan:
-    plan = Plan("job", None, schedule, "f", policy)
+    plan = Plan("job", SimpleNamespace(options={}), schedule, "f", policy)
     plan.start(last)
     return plan
 
@@ -730,7 +730,7 @@ class World:
         assert old.last is not None
         self.handed_over = True
         self.led_since = self.now
-        self.plan = Plan(old.name, None, old.schedule, old.fingerprint, old.policy)
+        self.plan = Plan(old.name, old.entry, old.schedule, old.fingerprint, old.policy)
         self.plan.start(old.last)
         for slot, back in old.returned.items():
             self.plan.give_back(slot, back.attempt, back.request)

@@ -1,4 +1,4 @@
-"""When a leader notices that Redis has lost what it decided, and what it gives up then; against a ledger of numbers."""
+"""When a leader notices that Redis has lost what it decided, and what becomes of slots under way; on a fake ledger."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 
 from celery_leaderbeat.clock import Clock, FleetClock
 from celery_leaderbeat.ledger import NotLeading
+from celery_leaderbeat.lost_claims import RECORDED_AGAIN
 from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.policy import Policy
-from celery_leaderbeat.recall import LOST, UNSENT
+from celery_leaderbeat.recall import LOST
 from celery_leaderbeat.records import Claim
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.restoring import Restorer
@@ -54,7 +55,7 @@ class FakeLedger:
         return {key: object() if key in self.kept else None for key in keys}
 
     def recall_slots(self, term: Term, slots: list[Claim], reason: str) -> int:
-        assert (term, reason) == (TERM, UNSENT)
+        assert (term, reason) == (TERM, RECORDED_AGAIN)
         self.recalled += [(slot.key, slot.attempt) for slot in slots]
         return len(slots)
 

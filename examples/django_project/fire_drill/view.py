@@ -117,8 +117,6 @@ class LiveView:
         if self._watch:
             self._marks.append((self._watch.clock.now(), sign))
 
-    # -- the picture ---------------------------------------------------------------------------------------
-
     def _draw(self) -> RenderableType:
         layout = Layout()
         replicas = len(self._stage.replicas) if self._stage else 0

@@ -128,10 +128,6 @@ class Watch:
         """Seconds until the lease lapses, 0 without one."""
         return max(self.client.pttl(self.ledger.store.keys.lease), 0) / 1000
 
-    def term_of(self, pid: int) -> Term | None:
-        """The latest term of one replica."""
-        return next((term for term in reversed(self.terms) if term.pid == pid), None)
-
     def _run(self) -> None:
         from django.db import connection
 
