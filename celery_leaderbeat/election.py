@@ -284,7 +284,7 @@ class Elector:
         """Hold `term` until it ends, and say how it ended."""
         self.shadow.begins()
         since = datetime.fromtimestamp(self.clock.at(term.since), timezone.utc)
-        self.sight.held(since, self.sight.before())
+        self.sight.begins(since)
         self._remarks.stands_by_for_nobody()
         logger.info(
             "Elected: this replica (%s) leads under epoch %d.",

@@ -52,7 +52,8 @@ class Sight:
         self._lock = threading.Lock()
         self._subscription = 0
         self._others: frozenset[str] = frozenset()
-        self._unknown = 0
+        # Others whose names aren't known; there may be some until a look has counted.
+        self._unknown = 1
         self._at: datetime | None = None
         self._judged = 0
         self._is_judged = True
@@ -80,6 +81,12 @@ class Sight:
                 self._others = frozenset(look.replicas) - {self._holder}
                 self._unknown = max(listening - len(self._others), 0)
         self._shadow.held(at)
+
+    def begins(self, at: datetime) -> None:
+        """A term of this replica began at `at`; who else is there isn't known yet."""
+        self.held(at, self.before())
+        with self._lock:
+            self._unknown = 1
 
     def announced(self, others: Collection[str]) -> None:
         """The leader has said that it lives, and heard of at least these others."""

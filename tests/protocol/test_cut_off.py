@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from celery_leaderbeat.store import Keys
+from celery_leaderbeat.store import Keys, Store
 from celery_leaderbeat.tick import slot_to_us
 from tests.protocol.replica import TTL, Fleet, Replica
 from tests.support.proxy import Proxy
@@ -42,6 +42,15 @@ def leads(replica: Replica) -> None:
     shadow.leads(datetime.now(timezone.utc) + timedelta(seconds=TTL))
 
 
+def looks(replica: Replica) -> None:
+    """It looks at its lease, and who is there, as the tick of a leader does."""
+    store, sight = Store(replica.elector.settings), replica.elector.sight
+    before = sight.before()
+    look = store.look(store.keys.wake)
+    store.close()
+    sight.held(datetime.now(timezone.utc), before, look)
+
+
 def pair(start: Fleet, proxies: tuple[Proxy, Proxy]) -> tuple[Replica, Replica]:
     """A leader, and a standby that the leader has seen."""
     one = start("one", url=proxies[0].redis_url())
@@ -49,6 +58,8 @@ def pair(start: Fleet, proxies: tuple[Proxy, Proxy]) -> tuple[Replica, Replica]:
     two = start("two", url=proxies[1].redis_url())
     wait_for(lambda: len(two.elector.shadow), SOON, "the other reads along")
     wait_for(lambda: one.elector.sight._others, SOON, "the leader sees the other")
+    wait_for(lambda: two.elector._listener.subscribed, SOON, "the other listens")
+    looks(one)
     return one, two
 
 
@@ -119,6 +130,7 @@ def test_nor_has_a_replica_that_was_alone_anybody_to_wait_for(
 ) -> None:
     one = start("one", url=proxies[0].redis_url())
     leads(one)
+    looks(one)
     proxies[0].cut()
     one_server.client().flushdb()
     wait_for(lambda: not one.elector._listener.subscribed, SOON, "it has noticed")

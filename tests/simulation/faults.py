@@ -285,6 +285,12 @@ class Replaced(Mischief):
     def publish(self) -> Publish:
         return ""
 
+    def unreachable(self, timeout: float) -> float | None:
+        # Who is slow just then can't object, and nobody can tell that from silence.
+        process = self._hub.process
+        is_cut = process is not None and self._hub.now < self._cut_until.get(process.name, 0)
+        return self._rng.choice((0.001, timeout)) if is_cut else None
+
     def subscription(self, process: Process) -> int:
         is_cut = self._hub.now < self._cut_until.get(process.name, 0)
         return 0 if is_cut else 1 + self._cuts[process.name]

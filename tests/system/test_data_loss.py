@@ -410,7 +410,7 @@ def test_what_waits_to_be_sent_is_sent_after_a_flush_as_its_leader_lives(
     wait_for(ledger.unfinished, SOON, "it is given back")
     scene.redis.flushdb()
     first.wait_for_log("Redis has lost the records of", timeout=SOON)
-    assert ledger.unfinished()
+    wait_for(ledger.unfinished, SOON, "they are recorded again")
     first.broker_proxy.resume()
     for prefer in BOTH:
         more(scene, 6, entry=prefer)
