@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 import click
@@ -41,14 +41,16 @@ _CLOSE_WITHIN = 0.9
 class _Running:
     """What one process has started: the clock, the elector and the dispatcher."""
 
-    def __init__(self, app: Any, settings: Settings, plans: Mapping[str, Plan], clock: Clock) -> None:
+    def __init__(
+        self, app: Any, settings: Settings, plans: Mapping[str, Plan], clock: Clock, refused: Collection[str]
+    ) -> None:
         self.pid = os.getpid()
         fleet = FleetClock(clock, settings.clock)
         self.elector = Elector(
             settings,
             fleet,
             new_holder(),
-            Comparison(settings, {name: plan.fingerprint for name, plan in plans.items()}),
+            Comparison(settings, {name: plan.fingerprint for name, plan in plans.items()}, refused),
             lambda term, reason: _tell_of(app, term, reason),
         )
         self.dispatcher = Dispatcher(app, settings, fleet, self.elector, plans)
@@ -156,8 +158,9 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
     def _start(self) -> _Running:
         deadline = self.app.conf.beat_cron_starting_deadline
         plans = load_plans(self.schedule, self._settings.policy, deadline, self.app.tasks)
+        refused = {*self.app.conf.beat_schedule, *self.schedule} - plans.keys()
         # It is known before it starts: a signal handler that closes this scheduler must find it.
-        running = self._running = _Running(self.app, self._settings, plans, self._clock)
+        running = self._running = _Running(self.app, self._settings, plans, self._clock, refused)
         running.elector.start()
         return running
 
