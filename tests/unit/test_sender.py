@@ -161,3 +161,25 @@ def test_what_was_sent_before_says_nothing_of_the_broker(
     stage.kind = "sent"
     stage.send(stage.message("one", 1), stage.message("two", 1))
     assert (stage.proven, signs) == (proven + 1, ["taken"])
+
+
+def test_that_a_slot_waits_for_the_broker_is_a_warning_once(
+    stage: _Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.kind = "unreachable"
+    for _ in range(3):
+        stage.send(stage.message("one", 1), stage.message("two", 1))
+    stage.send(stage.message("one", 2))
+    waiting = [record for record in caplog.records if "is not sent yet: why" in record.getMessage()]
+    assert [(record.levelname, record.tick_key) for record in waiting] == [  # type: ignore[attr-defined]
+        ("WARNING", stage.message("one", 1).key),
+        ("WARNING", stage.message("two", 1).key),
+        ("WARNING", stage.message("one", 2).key),
+    ]
+    caplog.clear()
+    stage.kind = "unsent"
+    for _ in range(2):
+        stage.send(stage.message("one", 3))
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"], (
+        "what is refused is said"
+    )
