@@ -284,7 +284,7 @@ class Elector:
         """Hold `term` until it ends, and say how it ended."""
         self.shadow.begins()
         since = datetime.fromtimestamp(self.clock.at(term.since), timezone.utc)
-        self.sight.held(since, self.sight.before(), self._members.others)
+        self.sight.held(since, self.sight.before())
         self._remarks.stands_by_for_nobody()
         logger.info(
             "Elected: this replica (%s) leads under epoch %d.",
@@ -317,6 +317,7 @@ class Elector:
     def _hold(self, term: Term) -> str:
         """Renew `term` until it is released, and return the reason; or until it ends otherwise: `_Ended` is raised."""
         self._members.announce(stands=False)
+        self.sight.announced(self._members.others)
         due = self._monotonic() + self.settings.renew_interval
         failures = 0
         while True:
@@ -365,7 +366,7 @@ class Elector:
             if reason != GONE:
                 self.shadow.another_leads()
             raise _Ended(reason)
-        self.sight.held(at, before, self._members.others)
+        self.sight.held(at, before)
         until = self.trusted_until(term)
         if until is not None:
             self.shadow.renewed(until)
@@ -374,6 +375,7 @@ class Elector:
     def _show_life(self) -> None:
         # Who leads doesn't stand for election: nobody has to wait for it when it dies.
         self._members.announce(stands=False)
+        self.sight.announced(self._members.others)
         self._listener.confirm_visible(self._store)
 
     def _step_down(self, term: Term) -> str | None:

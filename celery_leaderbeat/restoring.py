@@ -113,13 +113,13 @@ class Restorer:
             StoreError: the ledger doesn't answer.
         """
         sent, at, before = self._clock.clock.monotonic(), self._clock.utcnow(), self._elector.sight.before()
-        look = self._ledger.store.look()
+        look = self._ledger.store.look(self._ledger.store.keys.wake)
         self._clock.observe(look.now, sent, self._clock.clock.monotonic())
         if look.value != term.value:
             if look.value is not None and Term.read(look.value).holder != term.holder:
                 self._shadow.another_leads()
             raise NotLeading(look.value or "")
-        self._elector.sight.held(at, before, look.replicas)
+        self._elector.sight.held(at, before, look)
         claimed, self._claims = self._shadow.claims - self._claims, self._shadow.claims
         # Others may have added to it, but what this leader has claimed since must be there.
         at_least, self._decided = self._decided + claimed, decided_in(look.counts)

@@ -3,9 +3,9 @@
 A replica that leads notes what it decides; one that stands by reads along. Both know of the entries how far
 they were decided, and *until when* they know it: nobody can have decided anything until then that isn't in the
 shadow. For a leader that has read what was decided before its term, that is the end of its trust in its lease, for
-a standby its latest look. (With fast failover, another may lead before that trust ends: the leader finds out within
-half a second, and stands by.) Of slots that were claimed, and of which nobody knows whether they were sent, both
-remember the tick keys, since their records are lost with the rest; a leader knows the attempts of its own.
+a standby its latest look. (With fast failover, another may lead before that trust ends: `sight` tells when that can't
+be ruled out.) Of slots that were claimed, and of which nobody knows whether they were sent, both remember the tick
+keys, since their records are lost with the rest; a leader knows the attempts of its own.
 
 What Redis holds is behind the shadow when data was lost: an empty restart, a flush, evicted keys, a failover to
 a replica that lagged. Decisions that came between the latest look and the look that showed the loss are known to

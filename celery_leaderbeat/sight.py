@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.listener import Listener
 from celery_leaderbeat.shadow import Shadow
-from celery_leaderbeat.store import Store
+from celery_leaderbeat.store import Look, Store
 from celery_leaderbeat.watch import GONE_AFTER
 
 __all__ = ["Sight"]
@@ -51,7 +51,8 @@ class Sight:
         self._holder = holder
         self._lock = threading.Lock()
         self._subscription = 0
-        self._others = 0
+        self._others: frozenset[str] = frozenset()
+        self._unknown = 0
         self._at: datetime | None = None
         self._judged = 0
         self._is_judged = True
@@ -62,16 +63,28 @@ class Sight:
         """What `held` has to be told; asked for before the request whose answer that tells of."""
         return self._listener.subscription, self._judged
 
-    def held(self, at: datetime, before: tuple[int, int], replicas: Collection[str]) -> None:
-        """The lease was seen to be this replica's at `at` or later, and which replicas there were. From any thread."""
+    def held(self, at: datetime, before: tuple[int, int], look: Look | None = None) -> None:
+        """The lease was seen to be this replica's at `at` or later. May be called from any thread.
+
+        `look` has also counted who listens for wake-ups: the names of the replicas may just have been lost.
+        """
         subscription, judged = before
         with self._lock:
             if judged != self._judged:
                 # An answer that was late: since then it was seen that the lease is gone.
                 return
             self._at, self._subscription, self._is_judged, self._is_broken = at, subscription, False, False
-            self._others, self._back_since = len({*replicas} - {self._holder}), None
+            self._back_since = None
+            if look is not None:
+                listening = (look.subscribers or 0) - self._listener.subscribed
+                self._others = frozenset(look.replicas) - {self._holder}
+                self._unknown = max(listening - len(self._others), 0)
         self._shadow.held(at)
+
+    def announced(self, others: Collection[str]) -> None:
+        """The leader has said that it lives, and heard of at least these others."""
+        with self._lock:
+            self._others |= {*others}
 
     def look_back(self) -> None:
         """The lease isn't this replica's any more: look once whether its subscription has stood until now.
@@ -84,7 +97,7 @@ class Sight:
         shown = self._listener.shown(self._store)
         with self._lock:
             stood = shown is None or (shown > 0 and self._listener.subscription == self._subscription)
-            self._is_judged, self._is_broken = True, not stood and self._others > 0
+            self._is_judged, self._is_broken = True, not stood and bool(self._others or self._unknown)
             self._judged += 1
 
     def courtesy(self, free_for: float) -> float:
@@ -95,9 +108,9 @@ class Sight:
         """
         if not self._is_broken:
             return 0.0
-        others = (self._store.subscribers(self._store.keys.wake) or 0) - self._listener.subscribed
-        now = self._clock.clock.monotonic()
-        if others < self._others:
+        now, store = self._clock.clock.monotonic(), self._store
+        # Newcomers know nothing.
+        if self._unknown or not all(store.subscribers(store.keys.alive(other)) for other in self._others):
             self._back_since = None
             return _LONGEST
         if self._back_since is None:

@@ -162,17 +162,22 @@ def sim_listener(world: World) -> type:
         def __init__(self, settings: Any, clock: Any, holder: str, wake: Callable[[], None]) -> None:
             self._channel = Keys(settings.key_prefix).alive(holder)
             self.subscribed = False
-            self.subscription = 0
             self._wake = wake
+            self._process: Process | None = None
 
         def start(self) -> None:
-            self.subscribed, self.subscription = True, 1
-            process = world.hub.process
+            self.subscribed = True
+            process = self._process = world.hub.process
             assert process is not None
             world.listens(process, self._channel, self._wake)
 
         def stop(self) -> None:
-            self.subscribed, self.subscription = False, 0
+            self.subscribed = False
+
+        @property
+        def subscription(self) -> int:
+            stands = self.subscribed and self._process is not None
+            return world.faults.subscription(self._process) if stands else 0
 
         def shown(self, store: Any) -> int | None:
             return store.subscribers(self._channel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Literal
@@ -18,7 +19,13 @@ Publish = Literal["", "unreachable", "unknown", "unknown, arrived", "unknown, ar
 
 
 class Faults:
-    """A world in which all goes well."""
+    """A world in which all goes well.
+
+    Attributes:
+        counts_listeners: the server says how many listen for wake-ups; otherwise it says that nobody does.
+    """
+
+    counts_listeners = False
 
     def latency(self) -> float:
         """Seconds that one way to Redis takes."""
@@ -35,6 +42,10 @@ class Faults:
     def unreachable(self, timeout: float) -> float | None:
         """None where Redis is in reach; else the seconds after which that is known."""
         return None
+
+    def subscription(self, process: Process) -> int:
+        """The number of the subscription of a process, which lives; 0 while the server doesn't show it."""
+        return 1
 
     def comes_late(self) -> bool:
         """Whether a request arrives long after its caller gave up."""
@@ -251,6 +262,50 @@ class Losses(Mischief):
 
     def _data_is_lost(self) -> None:
         go_back(self._world, self._rng.choice([{}, *self._copies]))
+        self.lost += 1
+
+
+class Replaced(Mischief):
+    """A replica is cut off, and its subscription with it; others that may replace it die as Redis loses all."""
+
+    counts_listeners = True
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._cuts: Counter[str] = Counter()
+        self.lost = 0
+
+    def begin(self) -> None:
+        """Let that happen again and again from now on."""
+        self._next(self._one_is_cut_off, 25.0)
+
+    def point(self, process: Process, what: str) -> None:
+        """Nobody dies at a point of its own."""
+
+    def publish(self) -> Publish:
+        return ""
+
+    def subscription(self, process: Process) -> int:
+        is_cut = self._hub.now < self._cut_until.get(process.name, 0)
+        return 0 if is_cut else 1 + self._cuts[process.name]
+
+    def _one_is_cut_off(self) -> None:
+        living = [replica for replica in self._world.replicas if replica.process.alive]
+        if len(living) < 2:
+            return
+        victim, seconds = self._rng.choice(living), self._rng.uniform(2.0, 9.0)
+        self._cuts[victim.name] += 1
+        self._cut(victim.name, seconds)
+        self._hub.after(seconds - self._rng.uniform(0.0, 0.8), lambda: self._all_is_lost(victim.name))
+
+    def _all_is_lost(self, victim: str) -> None:
+        if not self.active:
+            return
+        for replica in self._world.replicas:
+            if replica.name != victim and self._rng.random() < 0.8:
+                self._world.note(f"{replica.name} dies")
+                self._world.kill(replica.process)
+        go_back(self._world, {})
         self.lost += 1
 
 

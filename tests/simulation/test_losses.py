@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.simulation.faults import GoesBackOnce, Losses
+from tests.simulation.faults import GoesBackOnce, Losses, Replaced
 from tests.simulation.world import Work, World
 from tests.support.faketime_server import FrozenServer
 
@@ -58,6 +58,36 @@ def test_nothing_is_sent_twice_and_epochs_rise_however_often_data_is_lost(
         assert isinstance(world.faults, Losses)
         assert world.faults.lost > 2
         tell(f"seed {seed}: data was lost {world.faults.lost} times; {world.journal}")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_a_leader_that_was_replaced_while_it_was_cut_off_sends_nothing_again_when_all_is_lost(
+    frozen_server: FrozenServer, tell: Callable[[str], None], seed: int
+) -> None:
+    """Nor where all die that know what was sent meanwhile."""
+    world = World(
+        frozen_server,
+        seed,
+        _schedule(random.Random(seed)),
+        beats=3,
+        workers=1,
+        work=lambda stamp, task: Work((0.1,)),
+        make_faults=Replaced,
+        restart_after=lambda world: world.rng.uniform(0.5, 20.0),
+    )
+    with world.living():
+        world.start()
+        world.run(10.0)
+        world.faults.begin()
+        world.run(300.0)
+        sent = {key: sum(map(len, attempts.values())) for key, attempts in world.journal.sent.items()}
+        twice = [f"{key} was sent {count} times" for key, count in sent.items() if count > 1]
+        assert not twice, world.tell(twice)
+        assert isinstance(world.faults, Replaced)
+        assert world.faults.lost > 2
+        assert len(sent) > 500
+        tell(f"seed {seed}: all was lost {world.faults.lost} times; {world.journal}")
 
 
 def test_a_claim_that_comes_back_after_its_message_was_sent_sends_no_second_one(

@@ -356,7 +356,11 @@ class World:
 
     def subscribers(self, channel: str) -> int:
         """How many subscribe to a channel."""
-        return 1 if channel in self._ears and self._ears[channel][0].alive else 0
+        if channel in self._ears:
+            ears = [self._ears[channel]]
+        else:
+            ears = list(self._ears.values()) if self.faults.counts_listeners else []
+        return sum(process.alive and self.faults.subscription(process) > 0 for process, _ in ears)
 
     def answered(self, script: str, answer: Any) -> None:
         """A script has answered: a released lease wakes who listens."""

@@ -174,7 +174,7 @@ def test_where_all_replicas_come_back_to_an_empty_redis_all_that_came_due_is_cau
     before = Before(scene, ledger)
     scene.ledger.kill()
     for beat in scene.beats:
-        beat.wait_for_log("Redis gave no answer|: Error 111", timeout=SOON)
+        beat.wait_for_log("Redis gave no answer", timeout=SOON)
     # Longer than it would take to replace the leader.
     time.sleep(1.5)
     scene.ledger.restart()

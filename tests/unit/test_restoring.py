@@ -20,7 +20,7 @@ from celery_leaderbeat.records import Claim
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.restoring import Restorer
 from celery_leaderbeat.shadow import Shadow
-from celery_leaderbeat.store import Look
+from celery_leaderbeat.store import Keys, Look
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import tick_key
 from celery_leaderbeat.timeline import fingerprint
@@ -40,9 +40,9 @@ class FakeLedger:
         self.written_off: list[str] = []
         self.recalled: list[tuple[str, int]] = []
         self.settings = SimpleNamespace(key_prefix="test", slot_retention=60.0)
-        self.store = SimpleNamespace(look=self._look)
+        self.store = SimpleNamespace(look=self._look, keys=Keys("test"))
 
-    def _look(self) -> Look:
+    def _look(self, channel: str) -> Look:
         counts = {"claimed": str(self.claimed), "missed": str(self.missed)}
         return Look(self.value, 1000, NOW.timestamp(), None, counts, {})
 
