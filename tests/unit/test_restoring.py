@@ -277,7 +277,7 @@ def test_pauses_that_are_over_are_put_back_and_nobody_is_told_to_lift_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ledger, shadow = Pausing(), Shadow()
-    elector = SimpleNamespace(shadow=shadow, sight=SimpleNamespace())
+    elector = SimpleNamespace(shadow=shadow, sight=SimpleNamespace(), progress=lambda: None)
     leads = Restorer(FleetClock(Clock()), elector, {}, ledger, Reports(None))  # type: ignore[arg-type]
     over = {"over": [Pause(NOW - 9 * MINUTE, NOW - 5 * MINUTE)]}
     leads.pauses(TERM, over)
