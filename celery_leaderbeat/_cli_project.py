@@ -62,6 +62,22 @@ class Project:
             raise click.UsageError(f"The entry {name!r} was removed from the schedule: no leader sends it.")
         return name
 
+    def check_events(self, name: str) -> None:
+        """Refuse a name that is no entry's, unless there are events of it: a job outside Celery is known by those alone.
+
+        Raises:
+            UsageError: as `check`.
+        """
+        try:
+            self.check(name)
+        except click.UsageError:
+            after = ""
+            while page := self.ledger.events(after):
+                if any(fields.get("entry") == name for _, fields in page):
+                    return
+                after = page[-1][0]
+            raise
+
     def whose(self, entry: str | None, every: bool) -> str:
         """The entry that a command names, or `ALL`."""
         if (entry is None) == (not every):

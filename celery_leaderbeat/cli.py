@@ -266,19 +266,20 @@ def audit(
 
 
 @leaderbeat.command()
-@click.option("--entry", help="Only what concerns this entry.")
+@click.option("--entry", help="Only what concerns this entry, or this job outside Celery.")
 @_as_json
 @click.pass_context
 def events(ctx: click.Context, entry: str | None, as_json: bool) -> None:
     """Show what was decided, oldest first, as far back as events are kept. As JSON, one object on a line."""
     project = Project(ctx.obj.app)
-    name = None if entry is None else project.check(entry)
+    if entry is not None:
+        project.check_events(entry)
     after = ""
     while page := project.ledger.events(after):
         after = page[-1][0]
         for event_id, fields in page:
             # Orders for all entries concern each of them.
-            if name is None or fields.get("entry") in (name, ALL):
+            if entry is None or fields.get("entry") in (entry, ALL):
                 line = (
                     json.dumps(text.event_json(event_id, fields))
                     if as_json

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from celery_leaderbeat.schedule_diff import ScheduleDiff, schedule_fingerprint
 from celery_leaderbeat.settings import Settings
@@ -23,11 +23,15 @@ class Comparison:
     Parameters:
         settings: this replica's release, and the key prefix.
         fingerprints: of this replica's entries, by name.
+        refused: entries of this replica that it can't plan, and has said so.
     """
 
-    def __init__(self, settings: Settings, fingerprints: Mapping[str, str]) -> None:
+    def __init__(
+        self, settings: Settings, fingerprints: Mapping[str, str], refused: Collection[str] = ()
+    ) -> None:
         self._settings = settings
         self._fingerprints = fingerprints
+        self._refused = refused
         self._tries = 0
         self._told: set[str] = set()
         self.fingerprint = schedule_fingerprint(fingerprints)
@@ -51,9 +55,9 @@ class Comparison:
             return
         self._tries = 0
         self._told.add(term.fingerprint)
-        found = (
-            str(ScheduleDiff.between(self._fingerprints, leaders)) if known else "its entries aren't known"
-        )
+        found = "its entries aren't known"
+        if known:
+            found = str(ScheduleDiff.between(self._fingerprints, leaders, self._refused))
         own = self._settings.release.text
         extra = {"action": "schedules_differ", "leader": term.holder, "epoch": term.epoch}
         if own != term.release:

@@ -20,7 +20,7 @@ from celery_leaderbeat.batch import Batch
 from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.clock_watch import StepWatch
 from celery_leaderbeat.election import Elector
-from celery_leaderbeat.errors import StoreError
+from celery_leaderbeat.errors import StoreError, sentence
 from celery_leaderbeat.ledger import HORIZON, Ledger, NotLeading
 from celery_leaderbeat.message import Message, build_message
 from celery_leaderbeat.orders import Orders
@@ -134,8 +134,8 @@ class Dispatcher:
             if not self._ledger_is_away:
                 self._ledger_is_away = True
                 logger.warning(
-                    "The ledger is out of reach, and nothing is sent until it answers: %s.",
-                    exc,
+                    "The ledger is out of reach, and nothing is sent until it answers: %s",
+                    sentence(exc),
                     extra={"action": "ledger_unavailable"},
                 )
             return random.uniform(0.1, 0.5)

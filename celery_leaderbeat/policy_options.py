@@ -65,13 +65,13 @@ def build_policy(
     return Policy(**merged)
 
 
-def validate_defaults(defaults: Mapping[str, Any]) -> None:
-    """Check the `leaderbeat_policy` setting.
+def validate_defaults(defaults: Mapping[str, Any], where: str = _DEFAULTS) -> None:
+    """Check the `leaderbeat_policy` setting, which messages call `where`.
 
     Raises:
         PolicyError: as `build_policy`.
     """
-    _check_mixes(_DEFAULTS, _checked(_DEFAULTS, defaults))
+    _check_mixes(where, _checked(where, defaults))
 
 
 def _inherited(mine: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

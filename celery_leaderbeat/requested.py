@@ -190,12 +190,14 @@ class Requested:
             plan.take_up(wanted, request.id)
             self._taken_up(plan)
         logger.info(
-            "Entry %r: %s asks for %d slots up to %s; %d of them are sent.",
+            "Entry %r: %s asks for %d %s up to %s, of which %d %s to be sent.",
             plan.name,
             request.by,
             len(slots),
+            "slot" if len(slots) == 1 else "slots",
             slot_text(request.until),
             len(wanted),
+            "is" if len(wanted) == 1 else "are",
             extra={"action": "requested", "entry": plan.name, "count": len(wanted)},
         )
 

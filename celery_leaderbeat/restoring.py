@@ -10,7 +10,7 @@ from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.election import Elector
 from celery_leaderbeat.ledger import Ledger, NotLeading
 from celery_leaderbeat.lost_claims import LostClaims
-from celery_leaderbeat.pauses import Pause, lacking_pauses
+from celery_leaderbeat.pauses import Pause, Pauses, lacking_pauses
 from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.recall import LOST, recall
 from celery_leaderbeat.records import Recalled
@@ -143,13 +143,17 @@ class Restorer:
         known = self._shadow.see_pauses(stored, self._clock.utcnow())
         lacking = lacking_pauses(known, stored)
         if lacking:
-            names = ", ".join(repr(name) if name else "all entries" for name in sorted(lacking))
             self._ledger.recall_pauses(term, lacking)
+        # Those that are over still explain what was skipped; nobody has to lift them.
+        now = self._clock.utcnow()
+        held = [name for name in sorted(lacking) if Pauses(lacking[name]).in_force(now) is not None]
+        if held:
+            names = ", ".join(repr(name) if name else "all entries" for name in held)
             logger.warning(
                 "Redis has lost pauses of %s. This replica has put them back: whoever wants them lifted uses "
                 "`leaderbeat resume`.",
                 names,
-                extra={"action": "pauses_recalled", "count": len(lacking)},
+                extra={"action": "pauses_recalled", "count": len(held)},
             )
         return known
 

@@ -22,18 +22,26 @@ def schedule_fingerprint(fingerprints: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class ScheduleDiff:
-    """What the leader's schedule has more, has not, and has otherwise than one's own: sorted names."""
+    """What the leader's schedule has more, has not, and has otherwise than one's own: sorted names.
+
+    `refused` are those of its entries that are also in one's own configuration, but can't be planned here.
+    """
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
     changed: tuple[str, ...]
+    refused: tuple[str, ...] = ()
 
     @classmethod
-    def between(cls, own: Mapping[str, str], leaders: Mapping[str, str]) -> ScheduleDiff:
-        """From the fingerprints of the entries by name."""
+    def between(
+        cls, own: Mapping[str, str], leaders: Mapping[str, str], refused: Collection[str] = ()
+    ) -> ScheduleDiff:
+        """From the fingerprints of the entries by name, and the names of the own entries that were refused."""
         both = own.keys() & leaders.keys()
+        added = leaders.keys() - own.keys()
         return cls(
-            added=tuple(sorted(leaders.keys() - own.keys())),
+            added=tuple(sorted(added - set(refused))),
+            refused=tuple(sorted(added & set(refused))),
             removed=tuple(sorted(own.keys() - leaders.keys())),
             changed=tuple(sorted(name for name in both if own[name] != leaders[name])),
         )
@@ -44,6 +52,8 @@ class ScheduleDiff:
     def _parts(self) -> Iterator[str]:
         if self.added:
             yield f"it has {_listed(self.added)}, which this one has not"
+        if self.refused:
+            yield f"it has {_listed(self.refused)}, which this one has refused (see its ERROR above)"
         if self.removed:
             yield f"it has not {_listed(self.removed)}"
         if self.changed:

@@ -10,9 +10,10 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NoReturn
 
+import click
 from celery import beat
 
 from celery_leaderbeat.clock import Clock, FleetClock
@@ -21,7 +22,7 @@ from celery_leaderbeat.comparison import Comparison
 from celery_leaderbeat.dispatch import Dispatcher
 from celery_leaderbeat.election import Elector, new_holder
 from celery_leaderbeat.entries import check_entry, load_plans
-from celery_leaderbeat.errors import EntryError, sentence
+from celery_leaderbeat.errors import EntryError, LeaderbeatError, sentence
 from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.signals import leader_elected, leader_lost
@@ -40,14 +41,16 @@ _CLOSE_WITHIN = 0.9
 class _Running:
     """What one process has started: the clock, the elector and the dispatcher."""
 
-    def __init__(self, app: Any, settings: Settings, plans: Mapping[str, Plan], clock: Clock) -> None:
+    def __init__(
+        self, app: Any, settings: Settings, plans: Mapping[str, Plan], clock: Clock, refused: Collection[str]
+    ) -> None:
         self.pid = os.getpid()
         fleet = FleetClock(clock, settings.clock)
         self.elector = Elector(
             settings,
             fleet,
             new_holder(),
-            Comparison(settings, {name: plan.fingerprint for name, plan in plans.items()}),
+            Comparison(settings, {name: plan.fingerprint for name, plan in plans.items()}, refused),
             lambda term, reason: _tell_of(app, term, reason),
         )
         self.dispatcher = Dispatcher(app, settings, fleet, self.elector, plans)
@@ -68,11 +71,20 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
     no file.
 
     Raises:
-        SettingsError: a `leaderbeat_*` setting, or a mix of them, can't work.
+        SettingsError, PolicyError: a `leaderbeat_*` setting, or a mix of them, can't work. With `lazy=True` only
+            the banner says so: it is made before the logs are set up, where a detached beat would end without a word.
+        SystemExit: the same, under Celery's command line, after a CRITICAL in the log.
     """
 
     def __init__(self, app: Any, *args: Any, clock: Clock | None = None, **kwargs: Any) -> None:
-        self._settings = Settings.from_app(app, warn=not kwargs.get("lazy"))
+        lazy = bool(kwargs.get("lazy"))
+        try:
+            self._settings = Settings.from_app(app, warn=not lazy)
+            self._info = self._settings.banner()
+        except LeaderbeatError as exc:
+            if not lazy:
+                _refuse(exc)
+            self._info = f"    . leaderbeat -> {sentence(exc)}"
         self._clock = clock or Clock()
         self._running: _Running | None = None
         self._closed = False
@@ -104,7 +116,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
     @property
     def info(self) -> str:
         """Our part of beat's banner."""
-        return self._settings.banner()
+        return self._info
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Send what is due if this replica leads, or wait (a second at most) until it does.
@@ -142,8 +154,9 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
     def _start(self) -> _Running:
         deadline = self.app.conf.beat_cron_starting_deadline
         plans = load_plans(self.schedule, self._settings.policy, deadline, self.app.tasks)
+        refused = {*self.app.conf.beat_schedule, *self.schedule} - plans.keys()
         # It is known before it starts: a signal handler that closes this scheduler must find it.
-        running = self._running = _Running(self.app, self._settings, plans, self._clock)
+        running = self._running = _Running(self.app, self._settings, plans, self._clock, refused)
         running.elector.start()
         return running
 
@@ -177,6 +190,14 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
             self._closed = True
         finally:
             self._close_depth -= 1
+
+
+def _refuse(exc: LeaderbeatError) -> NoReturn:
+    """Raise the error; a command says it in one line of the log, since Celery would log the traceback bit by bit."""
+    if click.get_current_context(silent=True) is None:
+        raise exc
+    logger.critical("This beat can't start: %s", sentence(exc), extra={"action": "settings_refused"})
+    raise SystemExit(1) from exc
 
 
 def _ignore_further_signals() -> None:

@@ -96,6 +96,8 @@ class Sender:
         self._publisher: Publisher | None = None
         self._batch: Batch | None = None
         self._sent_before = SentBefore()
+        # Of each entry, the slot that is said to wait for the broker.
+        self._said_to_wait: dict[str, str] = {}
 
     @property
     def held_for(self) -> float:
@@ -323,12 +325,19 @@ class Sender:
             )
             plan.doom(message.slot, f"it can't be sent: {reason}")
             return
-        if kind not in ("unreachable", "blocked"):
+        level = logging.WARNING
+        if kind in ("unreachable", "blocked"):
+            # That the broker is away was said: many entries, tried over and over, would bury all else.
+            if self._said_to_wait.get(plan.name) == message.key:
+                level = logging.DEBUG
+            self._said_to_wait[plan.name] = message.key
+        else:
             # The broker is there: only this entry waits.
             wait = backoff(plan.failures, *_NOT_TAKEN)
             plan.failures += 1
             plan.postpone(self._clock.utcnow() + timedelta(seconds=wait))
-        logger.warning(
+        logger.log(
+            level,
             "Slot %s is not sent yet: %s.",
             message.key,
             reason,

@@ -136,7 +136,7 @@ class Settings:
         lease_ttl = source.seconds("lease_ttl", 15.0)
         publish_timeout = source.seconds("publish_timeout", min(5.0, lease_ttl / 3))
         policy = source.mapping("policy")
-        validate_defaults(policy)
+        validate_defaults(policy, source.spelling("policy"))
         settings = cls(
             redis_url=redis_url,
             redis=target,

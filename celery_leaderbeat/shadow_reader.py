@@ -84,7 +84,7 @@ class ShadowReader:
             due = None
             if anew or look.counts != self._counts:
                 # Before the entries: what is claimed later lies beyond the last decided slots, or is among these.
-                due = self._store.members_until(self._store.keys.unfinished, look.now)
+                due = self._store.due_members(self._store.keys.unfinished, look.now)
                 self._counts = look.counts
             if not anew:
                 self._shadow.unchanged(at, led)

@@ -29,6 +29,8 @@ __all__ = ["Keys", "Look", "Store", "Subscription"]
 
 #: Longest that one answer of the server may take, in seconds, where the caller sets nothing else.
 _TIMEOUT = 5.0
+#: Longest that may lie between two answers that belong together, in seconds.
+_MOMENT = 10.0
 
 
 @dataclass(frozen=True)
@@ -338,15 +340,19 @@ class Store:
                 found = self._client.zrangebyscore(key, f"({above}", "+inf")
         return found
 
-    def due_members(self, key: str) -> list[str]:
-        """The members of a sorted set whose score, in Unix ms, has come; lowest score first."""
-        return self.members_until(key, self.now().timestamp())
+    def due_members(self, key: str, at: float | None = None) -> list[str]:
+        """The members of a sorted set whose score, in Unix ms, has come as the server answers; lowest score first.
 
-    def members_until(self, key: str, at: float) -> list[str]:
-        """The members of a sorted set whose score, in ms since the Unix epoch, has come at `at` (seconds)."""
-        with self._translated(f"ZRANGEBYSCORE {key}"):
-            found: list[str] = self._client.zrangebyscore(key, "-inf", int(at * 1000))
-        return found
+        Parameters:
+            at: the server's time a moment ago, in Unix seconds; asked for if it isn't known.
+        """
+        latest = (self.now().timestamp() if at is None else at) + _MOMENT
+        with self._translated(f"ZRANGEBYSCORE {key}"), self._client.pipeline(transaction=False) as pipe:
+            # The time after the members: a score that is the time of a write meanwhile has come, too.
+            pipe.zrangebyscore(key, "-inf", int(latest * 1000), withscores=True).time()
+            members, (seconds, microseconds) = pipe.execute()
+        now = seconds * 1000 + microseconds / 1000
+        return [str(member) for member, score in members if score <= now]
 
     def events(self, after: str, most: int) -> list[tuple[str, dict[str, str]]]:
         """Events later than the id `after` (empty: from the oldest), with their ids; `most` of them."""

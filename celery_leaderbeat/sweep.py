@@ -177,7 +177,8 @@ class Sweep:
                 now = self._ledger.slot(record.key)
                 reason = now.reason if now is not None else f"its run on {record.worker} died"
                 logger.error(
-                    "Slot %s is abandoned: %s. Nothing runs it again but a request (`leaderbeat backfill`).",
+                    "Slot %s is abandoned: %s. Nothing runs it again but a request (`leaderbeat backfill`, or `leaderbeat "
+                    "run` for a slot that isn't the schedule's).",
                     record.key,
                     reason,
                     extra=extra,

@@ -37,6 +37,9 @@ VIOLATIONS = ("lost", "second send", "doubled", "stale", "early", "epoch", "unex
 _CLOCK_ERROR = 0.05
 #: A leader's lease, in seconds.
 _LEASE = 3.0
+#: So long the next leader may take to find out what became of claims of entries that prefer a missed slot: until that
+#: leader can't publish them any more, and a restart of Redis, in seconds.
+_DOUBT = 6.0
 #: A run's lease, and the patience of a worker that can't tell the ledger, in seconds; see `fleet.CONF`.
 _RUN_LEASE, _PATIENCE = 4.0, 4.0
 #: Seconds within which a message that nobody holds has come to a worker.
@@ -328,7 +331,8 @@ class _Slot:
                 self._allow("missed: unconfirmed")
             return
         if end == "missed" and any(reason == LOST for reason, _ in reasons):
-            if self.faults.lost_data_and_leader(self.called.slot - 15, max(t for _, t in reasons)):
+            doubt = _LEASE if self.entry.prefer == "duplicate" else _DOUBT
+            if self.faults.lost_data_and_leader(self.called.slot - 15, max(t for _, t in reasons), doubt):
                 # docs/data-loss.md: "If it died together with the data, the gap is missed".
                 self._allow("missed: Redis lost its data while its leader was struck")
             elif self.entry.prefer == "missed" and self.faults.lost_data_and_stayed_away(
@@ -470,13 +474,18 @@ class _Faults:
         """Whether something befell any worker, or Redis, in this time."""
         return any(self.of(name, since - 1, until) for name in (*self._workers, "ledger"))
 
-    def lost_data_and_leader(self, since: float, until: float) -> bool:
-        """Whether Redis lost its data in this time, while something befell whoever led, or had led a lease before."""
+    def lost_data_and_leader(self, since: float, until: float, doubt: float) -> bool:
+        """Whether Redis lost its data in this time, while something befell whoever led.
+
+        Or had led so many seconds before (`doubt`), and was struck as its term ended: so long nobody knows what became
+        of its claims.
+        """
         for lost in self._losses:
             if since <= lost <= until:
                 for led in self._terms:
-                    ours = led.since <= lost and led.until >= lost - _LEASE
-                    if ours and self.of(led.beat, lost - _LEASE, lost + _LEASE):
+                    ended = min(led.until, lost)
+                    ours = led.since <= lost and ended >= lost - doubt
+                    if ours and self.of(led.beat, ended - _LEASE, lost + _LEASE):
                         return True
         return False
 

@@ -78,3 +78,15 @@ def test_nothing_is_recorded_without_the_lease(ground: Ground) -> None:
     with pytest.raises(NotLeading):
         _recall(ground, late, 1)
     assert ground.everything() == before
+
+
+def test_what_is_claimed_between_a_look_and_the_reading_of_what_is_unfinished_is_read(ground: Ground) -> None:
+    looked_at = ground.store.now().timestamp() - 0.5
+    term = ground.elect()
+    ground.claim(term, 1, 2)
+    unfinished = ground.keys.unfinished
+    assert ground.store.due_members(unfinished, looked_at) == [ground.key(1), ground.key(2)]
+    ground.start(2, term.epoch, run_lease=5.0)
+    assert ground.store.due_members(unfinished, looked_at) == [ground.key(1)], (
+        "the other runs, and is looked after"
+    )

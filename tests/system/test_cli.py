@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from celery_leaderbeat.cli import leaderbeat
 from celery_leaderbeat.ledger import Ledger
+from celery_leaderbeat.singleton import run_once
 from tests.support.process import REPO
 from tests.support.scene import PROJECT, Scene, leader
 from tests.support.waits import wait_for, wait_until_steady
@@ -104,6 +105,20 @@ def test_what_cant_be_done_is_refused_with_the_thing_and_the_remedy(scene: Scene
     assert scene.redis.keys("*") == [], "nothing was written"
     for args in (("resume", "plain"), ("resume", "--all")):
         assert "There is no pause of" in run(*args, code=1).output
+
+
+@pytest.mark.schedule({"plain": HOURLY})
+def test_the_events_of_a_job_outside_celery_are_shown_by_its_name(scene: Scene, run: Run) -> None:
+    app = Celery("project", broker=scene.broker_url, set_as_current=False)
+    app.conf.leaderbeat_redis_url = scene.ledger_url
+    run_once("digest-mail", now().replace(microsecond=0), lambda: None, app=app)
+    run("pause", "--all")
+    lines = run("events", "--entry", "digest-mail").output.splitlines()
+    assert [line.split()[1] for line in lines] == ["started", "done", "paused"]
+    output = run("events", "--entry", "digest-mial", code=2).output
+    assert "There is no entry 'digest-mial'" in output
+    Ledger.for_app(app).close()
+    app.close()
 
 
 @pytest.mark.schedule({"Nightly": HOURLY, "plain": {**HOURLY, "task": "project.record"}})

@@ -205,13 +205,12 @@ print(json.dumps([status, after.value == before.value, ledger.counts()["sent"] >
     assert max(counts.values()) == 1
 
 
-@contextlib.contextmanager
-def _detached(scene: Scene) -> Iterator[tuple[int, Path, Path]]:
-    """A detached beat: its process id, the file that holds it, and its log."""
+def _detach(scene: Scene, conf: dict[str, Any] | None = None) -> tuple[Path, Path]:
+    """Start a detached beat: the files of its process id and its log."""
     directory = scene.directory
     directory.mkdir(exist_ok=True)
     pidfile, log = directory / "beat.pid", directory / "beat.log"
-    env = {**os.environ, **{key: value for key, value in scene.env().items() if value is not None}}
+    env = {**os.environ, **{key: value for key, value in scene.env(conf=conf).items() if value is not None}}
     arguments = ["-S", SCHEDULER, "--detach", "--pidfile", str(pidfile), "--logfile", str(log), "-l", "INFO"]
     subprocess.run(
         [sys.executable, "-m", "celery", "-A", PROJECT, "beat", *arguments],
@@ -222,12 +221,27 @@ def _detached(scene: Scene) -> Iterator[tuple[int, Path, Path]]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+    return pidfile, log
+
+
+@contextlib.contextmanager
+def _detached(scene: Scene) -> Iterator[tuple[int, Path, Path]]:
+    """A detached beat: its process id, the file that holds it, and its log."""
+    pidfile, log = _detach(scene)
     pid = int(wait_for(lambda: pidfile.exists() and pidfile.read_text().strip(), 10, "the pid file"))
     try:
         yield pid, pidfile, log
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_a_detached_beat_that_cant_start_says_so_in_its_log(scene: Scene) -> None:
+    pidfile, log = _detach(scene, {"leaderbeat_lease_ttl": "long"})
+    message = "This beat can't start: leaderbeat_lease_ttl is 'long': it must be a number of seconds above 0."
+    wait_for(lambda: log.exists() and message in log.read_text(), 10, "the log says why")
+    wait_for(lambda: not pidfile.exists(), 5, "the pid file is gone")
+    assert "Traceback" not in log.read_text()
 
 
 def test_a_detached_beat_leads_logs_to_its_file_and_stops_in_order(scene: Scene, ledger: Ledger) -> None:

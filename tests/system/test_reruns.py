@@ -178,6 +178,7 @@ def test_a_slot_whose_runs_all_die_is_abandoned_after_max_attempts_with_one_erro
     assert line.level == "ERROR"
     assert f"Slot {key} is abandoned" in line.text
     assert "attempt 2" in line.text
+    assert "(`leaderbeat backfill`, or `leaderbeat run` for a slot that isn't the schedule's)" in line.text
     (told,) = wait_for(lambda: signals(scene, "slot_abandoned"), PATIENCE, "it is signalled")
     assert (told.key, told.entry, told.attempt) == (key, "job", "2")
     wait_until_steady(lambda: len(scene.runs()), SWEEP + 1.0)

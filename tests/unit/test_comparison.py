@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from celery import Celery
 
+from celery_leaderbeat import Scheduler, scheduler
 from celery_leaderbeat.comparison import Comparison
+from celery_leaderbeat.election import Elector
 from celery_leaderbeat.schedule_diff import schedule_fingerprint
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.shadow import Shadow
@@ -60,3 +63,27 @@ def test_entries_that_are_not_yet_the_leaders_are_looked_at_again(caplog: pytest
         comparison.look(term, {})
     assert "its entries aren't known" in caplog.text
     assert not comparison.wanted(term)
+
+
+def test_an_entry_that_this_replica_has_refused_isnt_called_absent(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = Celery("proj", broker="redis://127.0.0.1:1/0", set_as_current=False)
+    app.conf.beat_schedule = {
+        "same": {"task": "tasks.job", "schedule": 1.0},
+        "added": {"task": "tasks.job", "schedule": 1.0, "options": {"leaderbeat": {"prefre": "duplicate"}}},
+        "odd": {"task": "tasks.job", "schedule": object()},
+    }
+    made: list[Comparison] = []
+
+    def remember(*args: Any) -> Comparison:
+        made.append(Comparison(*args))
+        return made[0]
+
+    monkeypatch.setattr(scheduler, "Comparison", remember)
+    monkeypatch.setattr(Elector, "start", lambda self: None)
+    Scheduler(app)._start()
+    leaders = dict.fromkeys(("same", "added", "odd"), "interval:1000000us")
+    made[0].look(Term("lease", "leader", 7, fingerprint=schedule_fingerprint(leaders)), leaders)
+    assert "it has 'added', 'odd', which this one has refused (see its ERROR above)" in caplog.text
+    app.close()

@@ -324,9 +324,14 @@ def test_what_is_taken_up_is_told(caplog: pytest.LogCaptureFixture) -> None:
     world.look(request(since=1, until=4))
     (record,) = caplog.records
     assert record.getMessage() == (
-        "Entry 'job': ann@host asks for 3 slots up to 2026-10-02T03:04:00Z; 2 of them are sent."
+        "Entry 'job': ann@host asks for 3 slots up to 2026-10-02T03:04:00Z, of which 2 are to be sent."
     )
     assert (record.action, record.entry, record.count) == ("requested", "job", 2)  # type: ignore[attr-defined]
+    caplog.clear()
+    world.look(request(since=4, until=5, id="one"))
+    assert caplog.messages == [
+        "Entry 'job': ann@host asks for 1 slot up to 2026-10-02T03:05:00Z, of which 1 is to be sent."
+    ]
 
 
 def test_catching_up_after_one_pause_waits_while_another_is_in_force() -> None:

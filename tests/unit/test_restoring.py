@@ -12,6 +12,7 @@ import pytest
 from celery_leaderbeat.clock import Clock, FleetClock
 from celery_leaderbeat.ledger import NotLeading
 from celery_leaderbeat.lost_claims import RECORDED_AGAIN
+from celery_leaderbeat.pauses import Pause
 from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.policy import Policy
 from celery_leaderbeat.recall import LOST
@@ -258,3 +259,36 @@ def test_another_leader_that_was_seen_in_a_tick_is_not_forgotten_with_the_lease(
     with pytest.raises(NotLeading):
         leads.has_gone_back(TERM)
     assert (shadow.led_last, shadow.known_until) == (False, NOW)
+
+
+class Pausing(FakeLedger):
+    """Keeps the pauses that were put back, by entry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.put_back: dict[str, list[Pause]] = {}
+
+    def recall_pauses(self, term: Term, pauses: dict[str, list[Pause]]) -> None:
+        assert term == TERM
+        self.put_back |= pauses
+
+
+def test_pauses_that_are_over_are_put_back_and_nobody_is_told_to_lift_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ledger, shadow = Pausing(), Shadow()
+    elector = SimpleNamespace(shadow=shadow, sight=SimpleNamespace(), progress=lambda: None)
+    leads = Restorer(FleetClock(Clock()), elector, {}, ledger, Reports(None))  # type: ignore[arg-type]
+    over = {"over": [Pause(NOW - 9 * MINUTE, NOW - 5 * MINUTE)]}
+    leads.pauses(TERM, over)
+    assert ledger.put_back == {}
+    leads.pauses(TERM, {})
+    assert ledger.put_back == over
+    assert not caplog.records
+    held = {"held": [Pause(NOW - 2 * MINUTE)]}
+    leads.pauses(TERM, over | held)
+    leads.pauses(TERM, {})
+    assert ledger.put_back == over | held
+    (record,) = caplog.records
+    assert record.getMessage().startswith("Redis has lost pauses of 'held'. This replica has put them back")
+    assert record.count == 1  # type: ignore[attr-defined]

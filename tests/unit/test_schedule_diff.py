@@ -13,6 +13,14 @@ def test_entries_that_were_added_removed_and_changed_are_told_apart() -> None:
     )
 
 
+def test_what_this_replica_has_and_refused_isnt_called_absent() -> None:
+    found = ScheduleDiff.between({"a": "1"}, {"a": "1", "b": "1", "c": "1"}, {"b", "other"})
+    assert (found.added, found.refused) == (("c",), ("b",))
+    assert str(found) == (
+        "it has 'c', which this one has not; it has 'b', which this one has refused (see its ERROR above)"
+    )
+
+
 def test_the_same_schedules_have_no_difference_and_one_fingerprint() -> None:
     one, other = {"a": "1", "b": "2"}, {"b": "2", "a": "1"}
     assert str(ScheduleDiff.between(one, other)) == "no difference"

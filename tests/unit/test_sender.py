@@ -13,6 +13,7 @@ from celery import Celery
 from celery_leaderbeat import sender as sender_module
 from celery_leaderbeat.batch import Batch
 from celery_leaderbeat.clock import Clock, FleetClock
+from celery_leaderbeat.dispatch import Dispatcher
 from celery_leaderbeat.errors import StoreError
 from celery_leaderbeat.message import Message, Outcome, build_message
 from celery_leaderbeat.plan import Plan
@@ -161,3 +162,39 @@ def test_what_was_sent_before_says_nothing_of_the_broker(
     stage.kind = "sent"
     stage.send(stage.message("one", 1), stage.message("two", 1))
     assert (stage.proven, signs) == (proven + 1, ["taken"])
+
+
+def test_that_a_slot_waits_for_the_broker_is_a_warning_once(
+    stage: _Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.kind = "unreachable"
+    for _ in range(3):
+        stage.send(stage.message("one", 1), stage.message("two", 1))
+    stage.send(stage.message("one", 2))
+    waiting = [record for record in caplog.records if "is not sent yet: why" in record.getMessage()]
+    assert [(record.levelname, record.tick_key) for record in waiting] == [  # type: ignore[attr-defined]
+        ("WARNING", stage.message("one", 1).key),
+        ("WARNING", stage.message("two", 1).key),
+        ("WARNING", stage.message("one", 2).key),
+    ]
+    caplog.clear()
+    stage.kind = "unsent"
+    for _ in range(2):
+        stage.send(stage.message("one", 3))
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"], (
+        "what is refused is said"
+    )
+
+
+def test_an_outage_of_the_ledger_is_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
+    app = Celery("unit", broker="memory://", set_as_current=False)
+    app.conf.leaderbeat_redis_url = "redis://127.0.0.1:1/0"
+    elector: Any = SimpleNamespace(shadow=Shadow(), progress=lambda: None, step_down=None)
+    dispatcher = Dispatcher(app, Settings.from_app(app), FleetClock(Clock()), elector, {})
+    dispatcher.tick(TERM)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "The ledger is out of reach, and nothing is sent until it answers: "
+    )
+    assert record.getMessage().endswith("Connection refused.")
+    assert not record.getMessage().endswith("..")

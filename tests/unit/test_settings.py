@@ -438,6 +438,14 @@ def test_the_policy_is_validated_at_start() -> None:
     assert "leaderbeat_policy must be a mapping, not str" in refusal(leaderbeat_policy="all")
 
 
+def test_a_wrong_policy_is_said_under_the_name_that_the_setting_has() -> None:
+    app = Celery("proj", set_as_current=False)
+    source = module(CELERY_BROKER_URL=BROKER, CELERY_LEADERBEAT_POLICY={"catchup": "all"})
+    app.config_from_object(source, namespace="CELERY")
+    with pytest.raises(PolicyError, match=r"^CELERY_LEADERBEAT_POLICY has the unknown key 'catchup'"):
+        Settings.from_app(app)
+
+
 # Timings
 
 

@@ -32,7 +32,7 @@ class _Store:
         self.asked += 1
         return self.lost_after is None or self.asked <= self.lost_after
 
-    def members_until(self, key: str, at: float) -> list[str]:
+    def due_members(self, key: str, at: float) -> list[str]:
         return list(self.claimed) if self._ask() else []
 
     def scan_table(self, key: str) -> dict[str, str]:
