@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 
+from celery_leaderbeat.store import Keys
+from celery_leaderbeat.tick import slot_to_us
 from tests.protocol.ground import Ground
 from tests.protocol.replica import Fleet, Replica
 from tests.support.servers import RedisServer
@@ -35,3 +39,12 @@ def start(one_server: RedisServer) -> Iterator[Fleet]:
     yield start
     for replica in replicas:
         assert replica.elector.stop(5.0)
+
+
+@pytest.fixture
+def keys(one_server: RedisServer) -> Keys:
+    """The keys of a ledger that holds one entry."""
+    keys = Keys("protocol")
+    record = {"slot": str(slot_to_us(datetime.now(timezone.utc))), "fingerprint": "f"}
+    one_server.client().hset(keys.entries, "job", json.dumps(record))
+    return keys

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
 import pytest
 
 from celery_leaderbeat.store import Keys, Store
-from celery_leaderbeat.tick import slot_to_us
 from tests.protocol.replica import TTL, Fleet, Replica
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
 from tests.support.waits import wait_for
 
 SOON = 10.0
-
-
-@pytest.fixture
-def keys(one_server: RedisServer) -> Keys:
-    """The keys of a ledger that holds one entry."""
-    keys = Keys("protocol")
-    record = {"slot": str(slot_to_us(datetime.now(timezone.utc))), "fingerprint": "f"}
-    one_server.client().hset(keys.entries, "job", json.dumps(record))
-    return keys
 
 
 @pytest.fixture

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
-from datetime import datetime, timezone
 
 import pytest
 
 from celery_leaderbeat.errors import StoreError
 from celery_leaderbeat.store import Keys, Store
-from celery_leaderbeat.tick import slot_to_us
 from tests.protocol.replica import Fleet
 from tests.support.servers import RedisServer
 from tests.support.waits import wait_for
 
 #: Nobody looks at its own lease before it has to.
 RARELY = {"renew_interval": 10.0}
-
-
-@pytest.fixture
-def keys(one_server: RedisServer) -> Keys:
-    """The keys of a ledger that holds one entry."""
-    keys = Keys("protocol")
-    record = {"slot": str(slot_to_us(datetime.now(timezone.utc))), "fingerprint": "f"}
-    one_server.client().hset(keys.entries, "job", json.dumps(record))
-    return keys
 
 
 def test_a_leader_that_lives_is_woken_by_whoever_sees_the_loss_and_leads_again(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -27,21 +28,25 @@ def _schedule(rng: random.Random) -> dict[str, object]:
     }
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", _SEEDS)
-def test_nothing_is_sent_twice_and_epochs_rise_however_often_data_is_lost(
-    frozen_server: FrozenServer, tell: Callable[[str], None], seed: int
-) -> None:
-    world = World(
-        frozen_server,
+def _world(server: FrozenServer, seed: int, make_faults: Callable[..., Any]) -> World:
+    return World(
+        server,
         seed,
         _schedule(random.Random(seed)),
         beats=3,
         workers=1,
         work=lambda stamp, task: Work((0.1,)),
-        make_faults=Losses,
+        make_faults=make_faults,
         restart_after=lambda world: world.rng.uniform(0.5, 20.0),
     )
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_nothing_is_sent_twice_and_epochs_rise_however_often_data_is_lost(
+    frozen_server: FrozenServer, tell: Callable[[str], None], seed: int
+) -> None:
+    world = _world(frozen_server, seed, Losses)
     with world.living():
         world.start()
         world.run(10.0)
@@ -66,16 +71,7 @@ def test_a_leader_that_was_replaced_while_it_was_cut_off_sends_nothing_again_whe
     frozen_server: FrozenServer, tell: Callable[[str], None], seed: int
 ) -> None:
     """Nor where all die that know what was sent meanwhile."""
-    world = World(
-        frozen_server,
-        seed,
-        _schedule(random.Random(seed)),
-        beats=3,
-        workers=1,
-        work=lambda stamp, task: Work((0.1,)),
-        make_faults=Replaced,
-        restart_after=lambda world: world.rng.uniform(0.5, 20.0),
-    )
+    world = _world(frozen_server, seed, Replaced)
     with world.living():
         world.start()
         world.run(10.0)
