@@ -98,7 +98,7 @@ def leader_line(leader: Term | None) -> str:
         return "none: the lease is free"
     since = datetime.fromtimestamp(leader.since, timezone.utc)
     release = f", release {leader.release}" if leader.release else ""
-    return f"{leader.holder}, epoch {leader.epoch}, since {since:%Y-%m-%d %H:%M:%S}Z{release}"
+    return f"{leader.holder}, epoch {leader.epoch}, since {since:%Y-%m-%dT%H:%M:%S}Z{release}"
 
 
 def replica_line(holder: str, release: str) -> str:

@@ -70,11 +70,13 @@ def leaderbeat() -> None:
 @leaderbeat.command()
 @click.pass_context
 def status(ctx: click.Context) -> None:
-    """Show who leads, the replicas seen lately, pauses, open requests, where entries stand, and the totals."""
+    """Show the ledger, who leads, the replicas seen lately, pauses, open requests, entries, and the totals."""
     project = Project(ctx.obj.app)
     ledger = project.ledger
     pauses, requests = project.orders.look()
     now = ledger.store.now()
+    # A wrong prefix looks like a system in which nothing has happened yet.
+    click.echo(f"ledger    {ledger.settings.redis.display}, key prefix {ledger.settings.key_prefix!r}")
     click.echo(f"leader    {text.leader_line(ledger.leader())}")
     releases = ledger.releases()
     for holder in ledger.replicas():

@@ -135,6 +135,7 @@ def test_pauses_and_requests_are_shown_until_they_are_over(scene: Scene, run: Ru
     asked = run("backfill", "Nightly", "--since", since, "--until", until, "--force").output
     assert "Asked for 3 slots of entry 'Nightly'" in asked
     status = run("status").output
+    assert re.search(r"^ledger    redis://127\.0\.0\.1:\d+/\d+, key prefix '\S+'$", status, re.MULTILINE)
     assert "leader    none: the lease is free" in status
     assert re.search(r"^paused    all entries since \S+ by bob, until it is resumed$", status, re.MULTILINE)
     assert re.search(

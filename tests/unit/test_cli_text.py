@@ -165,6 +165,6 @@ def test_who_asks_is_known_without_a_user_name(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_release_is_shown_with_the_leader_and_the_replicas_that_have_one() -> None:
     leader = Term("", "host:1:a", 7, since=0.0, release="1.10")
-    assert text.leader_line(leader) == "host:1:a, epoch 7, since 1970-01-01 00:00:00Z, release 1.10"
+    assert text.leader_line(leader) == "host:1:a, epoch 7, since 1970-01-01T00:00:00Z, release 1.10"
     assert text.replica_line("host:1:a", "1.10") == "host:1:a, release 1.10"
     assert text.replica_line("host:1:a", "") == "host:1:a"
