@@ -230,6 +230,10 @@ class Journal:
                 f"{key} is begun under epoch {args[1]}, and epoch {self._claims[key]} has claimed it"
             )
         until = self._lease_end(args[6])
+        before = [other for other in self.runs.values() if other.key == key and other.id != run]
+        if answer[1] == "running" and all(other.leased_until <= self.hub.now for other in before):
+            # It asked before and never saw the answer, and had been taken for dead since.
+            self.doubtful.add(key)
         if run in self.runs:
             self.runs[run].leased_until = until
         else:

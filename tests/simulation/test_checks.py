@@ -45,6 +45,28 @@ def test_whoever_is_thawed_goes_on_with_all_its_threads() -> None:
     assert woke == [3_000_000, 3_000_000, 4_000_000]
 
 
+@pytest.mark.parametrize(("asks_again_after", "broken"), [(4.0, True), (6.0, False)])
+def test_a_run_may_go_on_beside_a_later_slot_only_where_it_had_been_taken_for_dead(
+    asks_again_after: float, broken: bool
+) -> None:
+    """Its begin was never answered; its message asks again, before or after its lease of 5 s is over."""
+    hub = Hub(BEGAN)
+    journal = Journal(hub, exclusive={"job"})
+    earlier, later, worker = "job@1", "job@2", Process("worker", "worker")
+
+    def begin(run: str, key: str, state: str) -> None:
+        args = [run, 1, 1, "", "slot", "0", 5000, 60_000, "worker", key]
+        journal.answered(worker, "begin", [], args, ["run", state], None)
+
+    begin("first", earlier, "sent")
+    hub.run(BEGAN + int(asks_again_after * 1e6))
+    begin("again", earlier, "running")
+    journal.enter(earlier, "again", 1, worker)
+    begin("other", later, "sent")
+    journal.enter(later, "other", 1, worker)
+    assert bool(journal.violations) == broken
+
+
 class _Unknown(Faults):
     """Nobody hears of a message, and its leader doesn't know that."""
 
