@@ -166,9 +166,13 @@ class Proxy:
         return _Tracked(self._accepted, self._accept, self._loop)
 
     async def _close_all(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        server, self._server = self._server, None
+        if server is not None:
+            # Who is being accepted needs the server until it is a connection; without it, asyncio leaves the socket open.
+            for listening in server.sockets:
+                self._loop.remove_reader(listening.fileno())
+            await asyncio.sleep(0.005)
+            server.close()
         # A connection that was accepted just before has no task yet: it appears in a later round of the loop.
         for _ in range(200):
             await self._break()
