@@ -37,9 +37,10 @@ _LOOK_INTERVAL = 0.5
 _SUBSCRIBE_FIRST = 0.5
 #: So long a lease that was lost with other data is left to the replica that led last, in seconds: where that isn't
 #: seen to live, and where it is, and takes part in the election once it is woken.
-_COURTESY, _PATIENCE = 0.3, 2.0
-#: So long a replica that has just started leaves an empty ledger to others, which may remember it, in seconds.
-_MODESTY = 0.7
+_COURTESY, _PATIENCE = 0.3, 1.5
+#: So long a replica that has just started leaves an empty ledger to others, which may remember it, in seconds: longer than
+#: those leave it to who led last.
+_MODESTY = 2.0
 #: So long after Redis was away, others may not have come back yet, in seconds.
 _COMING_BACK = 3.0
 #: Wait before a lease that was left to a newer release is looked at again, in seconds.

@@ -47,7 +47,7 @@ def test_a_replica_that_has_just_started_leaves_an_empty_ledger_to_the_others_fo
     began = time.monotonic()
     one = start("one")
     wait_for(one.elector.term, 10, "one leads")
-    assert time.monotonic() - began >= 0.7
+    assert time.monotonic() - began >= 2.0
 
 
 @pytest.mark.usefixtures("somebody")
