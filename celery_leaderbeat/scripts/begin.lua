@@ -2,8 +2,9 @@
 --
 -- A slot starts once at a time and never again after it has ended. What belongs to the run that holds the
 -- record goes on: its retry (the message names that run), and the redelivery of its message once the run's
--- lease is over, which means that its worker died. Where the entry says on_crash 'skip' or 'rerun' the redelivery
--- doesn't run: nobody runs the slot again, or the leader does, as its next attempt.
+-- lease is over, which means that its worker died. Until then it is put off: should the run reject its message into the
+-- queue, the broker has no other. Where the entry says on_crash 'skip' or 'rerun' the redelivery of what died doesn't
+-- run: nobody runs the slot again, or the leader does, as its next attempt.
 -- A message that never saw the answer to its question asks again: the run that it had asked for never began.
 -- An older epoch's message runs where the newer epoch that claimed the slot gave it back, missed or skipped it: it is
 -- the only copy.
@@ -62,10 +63,10 @@ if begun and not asked and not (after ~= '' and after == holder) then
     return refuse('the run that this message belongs to no longer holds the slot')
   elseif state == 'running' then
     local left = (tonumber(record[6]) or 0) - now
-    if not redelivered or record[8] == 'skip' or record[8] == 'rerun' then
-      return refuse(left > 0 and 'the slot is running elsewhere' or 'the slot was begun by a worker that died')
-    elseif left > 0 then
+    if redelivered and left > 0 then
       return {'put_off', left}
+    elseif not redelivered or record[8] == 'skip' or record[8] == 'rerun' then
+      return refuse(left > 0 and 'the slot is running elsewhere' or 'the slot was begun by a worker that died')
     end
   elseif state == 'retrying' then
     return refuse('the slot waits for its retry')

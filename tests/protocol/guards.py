@@ -453,7 +453,7 @@ GUARDS = [
         "begin", "attempt", "elseif attempt < (tonumber(record[3]) or 1) then", "elseif false then", _RERUN
     ),
     Guard("begin", "refused before", "elseif state == 'refused' then", "elseif false then", None),
-    Guard("begin", "running elsewhere", "if not redelivered or", "if", _DUPLICATE_WORKERS),
+    Guard("begin", "running elsewhere", "elseif not redelivered or", "elseif", _DUPLICATE_WORKERS),
     Guard("begin", "on_crash skip", " or record[8] == 'skip'", "", _SKIP),
     Guard("begin", "on_crash rerun", " or record[8] == 'rerun'", "", _RERUN),
     Guard(
@@ -463,7 +463,7 @@ GUARDS = [
         "",
         _RERUN,
     ),
-    Guard("begin", "run lease of the other", "elseif left > 0 then", "elseif false then", None),
+    Guard("begin", "run lease of the other", "if redelivered and left > 0 then", "if false then", None),
     Guard("begin", "ended", "return refuse('the slot is ' .. state)", "", _WORKERS),
     Guard("begin", "waits for its retry", "return refuse('the slot waits for its retry')", "", _WORKERS),
     Guard("begin", "belongs to the run", "if after ~= holder_after then", "if false then", None),

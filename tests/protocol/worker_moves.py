@@ -100,7 +100,6 @@ class WorkerMoves:
             require(image == before, "A message that isn't let in changes nothing.")
         if kind == "put_off":
             require(bool(past.holder) and message.redelivered, "Only a redelivery waits, and only for a run.")
-            require(self._rules.on_crash == "auto", "Nobody waits for a run that no redelivery follows.")
         elif (message.epoch, message.attempt) == (past.owner, past.attempt):
             past = past._replace(refused=message.epoch)
         return kind, world._replace(image=image, past=put(world.past, slot, past))

@@ -78,9 +78,7 @@ def _not_run(world: World, entry: Mapping[str, Any], begun: bool, bodies: list[B
     comes_back = acks_late and entry["options"]["leaderbeat"]["on_crash"] == "auto"
     # Its message is acknowledged, and the ledger has forgotten it: nobody waits for it.
     goes_on = any(not body.end and body.by.alive for body in bodies)
-    # A copy that was refused beside its run is gone, and the broker no longer has the one that the run rejects.
-    refused = world.faults.happened["delivered again"] > 0 and any(body.end == "requeued" for body in bodies)
-    if begun and not ended and not goes_on and (comes_back or not (died or refused)):
+    if begun and not ended and not goes_on and (comes_back or not died):
         yield f"was begun, and never came to its end: {bodies}"
     if len(ended) > 1 and not any(world.faults.happened[kind] for kind in _REPEATING):
         yield f"ended {len(ended)} times: {ended}"
