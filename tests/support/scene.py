@@ -257,13 +257,16 @@ class Scene:
 
     def publishes(self, event: str | None = "after") -> list[SimpleNamespace]:
         """What was published, by beats and workers: `key, epoch, slot, attempt, event, task, id, retries,
-        routing_key, exchange, pid, t`."""
+        put_off, routing_key, exchange, pid, t`."""
         return _records(self.publish_log, event)
 
     def beat_publishes(self) -> list[SimpleNamespace]:
-        """What was published by other processes than the workers (whose retries are publishes too)."""
+        """What was published by other processes than the workers (whose retries are publishes too).
+
+        A message that is put off may be published by a child of a worker.
+        """
         workers = {worker.pid for worker in self.workers}
-        return [record for record in self.publishes() if record.pid not in workers]
+        return [record for record in self.publishes() if record.pid not in workers and not record.put_off]
 
     @property
     def prefix(self) -> str:

@@ -104,6 +104,7 @@ def _publish_line(event: str, sender: str, headers: dict[str, Any], routing_key:
         "task": sender,
         "id": headers.get("id"),
         "retries": headers.get("retries"),
+        "put_off": headers.get("leaderbeat_put_off", 0),
         "routing_key": routing_key,
         "exchange": str(exchange or ""),
         "pid": os.getpid(),
