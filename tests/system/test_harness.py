@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -226,3 +230,24 @@ def test_a_cluster_and_sentinels_can_be_had(name: str, tmp_path: Path) -> None:
         wait_for(lambda: group.primary_port() == group.replica.port, 15, "the replica takes over")
     finally:
         group.stop()
+
+
+def _dial(port: int, stopped: threading.Event) -> None:
+    """Connect again and again."""
+    with contextlib.ExitStack() as dialled, contextlib.suppress(OSError):
+        while not stopped.is_set():
+            dialled.enter_context(socket.create_connection(("127.0.0.1", port), 1.0))
+
+
+def test_a_proxy_that_stops_while_somebody_connects_leaves_no_socket_open() -> None:
+    """What is left open fails a test by its warning, and as a rule another one's."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for _ in range(5):
+            stopped = threading.Event()
+            with Proxy(server.getsockname()[1]) as proxy:
+                dialler = threading.Thread(target=_dial, args=(proxy.port, stopped))
+                dialler.start()
+                wait_for(lambda: proxy.accepted, what="it accepts")
+            stopped.set()
+            dialler.join()
+    gc.collect()
