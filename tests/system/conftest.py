@@ -36,6 +36,7 @@ from tests.support.containers import (
 )
 from tests.support.scene import MATRIX, Scene
 from tests.support.servers import RedisServer
+from tests.support.turns import away_from_slots, periods_of
 
 #: Set by `make test-long`.
 EXHAUSTIVE = os.environ.get("LEADERBEAT_EXHAUSTIVE", "").lower() in ("1", "true", "yes")
@@ -78,10 +79,14 @@ def scene(
     start_redis: Callable[..., RedisServer],
     tmp_path: Path,
 ) -> Iterator[Scene]:
-    """The stage of the test, without any beat or worker: `start_beat`, `start_worker`."""
+    """The stage of the test, without any beat or worker: `start_beat`, `start_worker`.
+
+    Slots that are a minute or more apart aren't close when the test begins.
+    """
     ledger_kind, broker_kind = scene_kinds
     rabbit = request.getfixturevalue("rabbitmq") if broker_kind == "rabbitmq" else None
-    schedule = request.node.get_closest_marker("schedule")
+    marked = request.node.get_closest_marker("schedule")
+    schedule = marked.args[0] if marked else {}
     conf: dict[str, Any] = {}
     for marker in reversed(list(request.node.iter_markers("conf"))):
         conf.update(marker.kwargs)
@@ -89,9 +94,10 @@ def scene(
         tmp_path,
         start_redis(ledger_kind),
         rabbit,
-        schedule=schedule.args[0] if schedule else {},
+        schedule=schedule,
         conf=conf,
     )
+    away_from_slots(periods_of(schedule))
     yield scene
     scene.close()
 

@@ -15,6 +15,7 @@ from celery_leaderbeat.ledger import Ledger
 from celery_leaderbeat.tick import parse_tick_key, slot_to_us, tick_key
 from tests.support.history import assert_gapless, events, plugin
 from tests.support.scene import Beat, Scene, keys_of, leader
+from tests.support.turns import away_from_slots
 from tests.support.waits import wait_for, wait_until_steady
 
 PATIENCE = 15
@@ -44,6 +45,7 @@ def test_crontabs_are_read_in_the_apps_zone_and_a_changed_zone_moves_only_what_i
     scene: Scene, enable_utc: bool
 ) -> None:
     kolkata, sydney = ZoneInfo("Asia/Kolkata"), ZoneInfo("Australia/Sydney")
+    away_from_slots([3600.0])
     now = datetime.now(timezone.utc)
     due = (now - timedelta(hours=2)).replace(second=0, microsecond=0)
     there = due.astimezone(kolkata)
