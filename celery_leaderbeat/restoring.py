@@ -13,7 +13,7 @@ from celery_leaderbeat.lost_claims import LostClaims
 from celery_leaderbeat.pauses import Pause, Pauses, lacking_pauses
 from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.recall import LOST, recall
-from celery_leaderbeat.records import Recalled
+from celery_leaderbeat.records import EntryRecord, Recalled
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.shadow_reader import decided_in
 from celery_leaderbeat.term import Term
@@ -73,19 +73,25 @@ class Restorer:
         positions = self._ledger.register(term, fingerprints, now, stored, recalled, LOST)
         self._recalled = None
         self._lost_claims.registered()
-        self._note(positions, now)
+        self._note(positions, stored, now)
         if recalled:
             self._say(recalled, positions)
         return positions
 
-    def _note(self, positions: Mapping[str, tuple[str, datetime]], now: datetime) -> None:
+    def _note(
+        self, positions: Mapping[str, tuple[str, datetime]], stored: Mapping[str, EntryRecord], now: datetime
+    ) -> None:
         for name, (kind, slot) in positions.items():
+            record = stored.get(name)
             if kind == "forgotten":
                 self._shadow.forget(name)
-            elif kind == "removed":
-                self._shadow.removed(name, now)
             elif name in self._plans:
                 self._shadow.stands(name, slot, self._plans[name].fingerprint)
+            elif record is None:
+                self._shadow.removed(name, slot, now if kind == "removed" else None)
+            else:
+                # Who led before may have decided more of it than this replica has read.
+                self._shadow.removed(name, slot, record.removed or now, record.fingerprint)
         self._shadow.put_back()
         self._decided, self._claims = 0, self._shadow.claims
         self._registered = sum(kind != "forgotten" for kind, _ in positions.values())

@@ -130,13 +130,22 @@ class Shadow:
         """
         return self._claimed
 
-    def removed(self, entry: str, at: datetime) -> None:
-        """The ledger has marked an entry as removed at `at`."""
+    def removed(self, entry: str, slot: datetime, at: datetime | None, fingerprint: str = "") -> None:
+        """The ledger has an entry as removed, and `slot` as the last that was decided of it.
+
+        `at`: since when, and `fingerprint`: its schedule's; where they aren't given, both are as remembered.
+        """
         with self._lock:
             known = self._entries.get(entry)
-            if known is not None:
-                record = {**known.record, "removed": str(slot_to_us(at))}
-                self._entries[entry] = Remembered(known.slot, json.dumps(record))
+            record = {} if known is None else known.record
+            record["slot"] = str(slot_to_us(slot))
+            if at is not None:
+                record["removed"] = str(slot_to_us(at))
+            if fingerprint:
+                record["fingerprint"] = fingerprint
+            if "fingerprint" in record:
+                self._entries[entry] = Remembered(slot_to_us(slot), json.dumps(record))
+                self._behind.pop(entry, None)
 
     def forget(self, entry: str) -> None:
         """The ledger has forgotten an entry that was removed."""

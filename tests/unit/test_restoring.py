@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +19,13 @@ from celery_leaderbeat.pauses import Pause
 from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.policy import Policy
 from celery_leaderbeat.recall import LOST
-from celery_leaderbeat.records import Claim
+from celery_leaderbeat.records import Claim, EntryRecord
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.restoring import Restorer
 from celery_leaderbeat.shadow import Shadow
 from celery_leaderbeat.store import Look
 from celery_leaderbeat.term import Term
-from celery_leaderbeat.tick import tick_key
+from celery_leaderbeat.tick import slot_from_us, slot_to_us, tick_key
 from celery_leaderbeat.timeline import fingerprint
 
 TERM = Term("mine", "me", 9)
@@ -37,6 +39,8 @@ class FakeLedger:
     def __init__(self) -> None:
         self.claimed, self.missed = 0, 0
         self.value = TERM.value
+        self.stored: dict[str, EntryRecord] = {}
+        self.registered: dict[str, tuple[str, datetime]] = {}
         self.kept: set[str] = set()
         self.written_off: list[str] = []
         self.recalled: list[tuple[str, int]] = []
@@ -48,10 +52,10 @@ class FakeLedger:
         return Look(self.value, 1000, NOW.timestamp(), None, counts, {})
 
     def entries(self) -> dict[str, Any]:
-        return {}
+        return self.stored
 
     def register(self, *args: Any) -> dict[str, Any]:
-        return {"job": ("recalled", NOW)}
+        return {"job": ("recalled", NOW), **self.registered}
 
     def slots(self, keys: list[str]) -> dict[str, Any]:
         return {key: object() if key in self.kept else None for key in keys}
@@ -293,3 +297,28 @@ def test_pauses_that_are_over_are_put_back_and_nobody_is_told_to_lift_them(
     (record,) = caplog.records
     assert record.getMessage().startswith("Redis has lost pauses of 'held'. This replica has put them back")
     assert record.count == 1  # type: ignore[attr-defined]
+
+
+def test_of_an_entry_that_is_removed_the_latest_slot_is_remembered_whoever_decided_it() -> None:
+    """So an audit, after a loss of data, doesn't take it for one that nobody came to decide."""
+    leads, ledger, shadow = restorer()
+    earlier, latest = NOW - 2 * MINUTE, NOW - MINUTE
+    old = json.dumps({"slot": str(slot_to_us(earlier)), "fingerprint": "f", "count": 1, "missed": 0})
+    shadow.see(dict.fromkeys(("gone", "lost"), old), earlier, earlier)
+    record = EntryRecord(latest, "f", 2, 0, 0, None, ())
+    ledger.stored = {"gone": record, "before": replace(record, removed=earlier)}
+    ledger.registered = {
+        "gone": ("removed", latest),
+        "before": ("kept", latest),
+        "lost": ("removed", earlier),
+    }
+    leads.register(TERM)
+    found = {name: known.record for name, known in shadow.lacking({}, NOW).items() if name != "job"}
+    assert {name: slot_from_us(int(record["slot"])) for name, record in found.items()} == {
+        "gone": latest,
+        "before": latest,
+        "lost": earlier,
+    }
+    assert slot_from_us(int(found["before"]["removed"])) == earlier
+    assert all(slot_from_us(int(found[name]["removed"])) > NOW - MINUTE for name in ("gone", "lost"))
+    assert {record["fingerprint"] for record in found.values()} == {"f"}

@@ -99,11 +99,27 @@ def test_an_entry_that_was_removed_long_ago_is_not_brought_back() -> None:
 
 def test_a_leader_remembers_when_it_removed_an_entry() -> None:
     shadow = seen((5, {"job": text(4)}))
-    shadow.removed("job", at(6))
-    shadow.removed("unknown", at(6))
+    shadow.removed("job", at(4), at(6))
     (known,) = shadow.lacking({}, at(7)).values()
     assert EntryRecord.read(json.dumps(known.record)).removed == at(6)
     assert known.record["count"] == 3
+    shadow.removed("job", at(4), None)
+    (known,) = shadow.lacking({}, at(7)).values()
+    assert EntryRecord.read(json.dumps(known.record)).removed == at(6)
+
+
+def test_a_leader_remembers_what_others_decided_of_an_entry_before_it_was_removed() -> None:
+    shadow = seen((5, {"job": text(4, removed=str(slot_to_us(at(3))))}))
+    shadow.removed("job", at(6), at(7), "g")
+    shadow.removed("unknown", at(5), at(7), "u")
+    found = {
+        name: EntryRecord.read(json.dumps(known.record)) for name, known in shadow.lacking({}, at(8)).items()
+    }
+    assert {name: (e.slot, e.removed, e.fingerprint) for name, e in found.items()} == {
+        "job": (at(6), at(7), "g"),
+        "unknown": (at(5), at(7), "u"),
+    }
+    assert slots(shadow, 8, job=6, unknown=5) == {}
 
 
 def test_a_leader_remembers_each_slot_that_it_decides() -> None:
