@@ -60,7 +60,11 @@ class Restorer:
             StoreError: no answer; ask again.
         """
         now = self._clock.utcnow()
+        # Before the entries: from then on it is known that these slots were decided, and they may be lost before the
+        # sweep has looked after them.
+        due = self._ledger.store.due_members(self._ledger.store.keys.unfinished)
         stored = self._ledger.entries()
+        self._shadow.see_claimed(due, led=False)
         if self._recalled is None or self._recalled[0] != term:
             # Kept until an answer has been seen: what is missed is said once.
             found = recall(self._shadow, self._plans, stored, now, self._elector.progress)

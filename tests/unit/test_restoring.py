@@ -45,7 +45,8 @@ class FakeLedger:
         self.written_off: list[str] = []
         self.recalled: list[tuple[str, int]] = []
         self.settings = SimpleNamespace(key_prefix="test", slot_retention=60.0)
-        self.store = SimpleNamespace(look=self._look, keys=Keys("test"))
+        self.due: list[str] = []
+        self.store = SimpleNamespace(look=self._look, keys=Keys("test"), due_members=lambda _: self.due)
 
     def _look(self, channel: str) -> Look:
         counts = {"claimed": str(self.claimed), "missed": str(self.missed)}
@@ -322,3 +323,19 @@ def test_of_an_entry_that_is_removed_the_latest_slot_is_remembered_whoever_decid
     assert slot_from_us(int(found["before"]["removed"])) == earlier
     assert all(slot_from_us(int(found[name]["removed"])) > NOW - MINUTE for name in ("gone", "lost"))
     assert {record["fingerprint"] for record in found.values()} == {"f"}
+
+
+@pytest.mark.parametrize("prefer", ["missed", "duplicate"])
+def test_what_was_under_way_as_the_term_began_is_known_before_the_sweep_has_looked(prefer: str) -> None:
+    """Its entry is known to be decided that far: without its claim, nobody would know that it may be unsent."""
+    leads, ledger, shadow = restorer(plan := job(prefer))
+    key = tick_key("job", NOW)
+    ledger.due, ledger.kept = [key], {key}
+    leads.register(TERM)
+    shadow.leads(datetime.now(timezone.utc) + MINUTE)
+    assert (ledger.recalled, ledger.written_off) == ([], [])
+    ledger.due, ledger.kept = [], set()
+    leads.register(TERM)
+    assert shadow.lacking({}, NOW)["job"].slot == slot_to_us(NOW), "it isn't decided anew"
+    sent = plan.policy.prefer == "duplicate"
+    assert (ledger.recalled, ledger.written_off) == (([(key, 1)], []) if sent else ([], [key]))
