@@ -50,6 +50,8 @@ _SWEEP_EVERY = 2.0
 _LOOK_EVERY = 0.5
 #: Longest that the tick loop sleeps, in seconds: it has to show that it comes round, and to look at the orders.
 _LONGEST_SLEEP = 0.5
+#: Wait before a term begins anew, in seconds.
+_ANEW = 0.01
 _NEVER = datetime.max.replace(tzinfo=timezone.utc)
 
 
@@ -96,9 +98,11 @@ class Dispatcher:
         self._look_at = 0.0
         self._round = self._looked_in = 0
         self._ledger_is_away = False
+        self._led = False
 
     def tick(self, term: Term) -> float:
         """Do what is due under `term`; the seconds until there is more to do."""
+        self._led = True
         try:
             self._round += 1
             if term != self._took_over:
@@ -111,14 +115,14 @@ class Dispatcher:
                 self._begin(term)
             self._sender.settle()
             self._put_back(self._sender.go_on())
-            if begins:
-                # Before anything is sent: what is older goes first, and should Redis lose it, it is known.
-                self._look_after(term)
+            # Before anything is sent in a new term: what is older goes first, and should Redis lose it, it is known.
+            if begins and not self._look_after(term):
+                return _ANEW
             self._look_at_orders(term)
             if self._sender.held_for <= 0:
                 self._dispatch(term)
-            if self._monotonic() >= self._sweep_at:
-                self._look_after(term)
+            if self._monotonic() >= self._sweep_at and not self._look_after(term):
+                return _ANEW
             self._sender.look_at_broker(term)
         except NotLeading as exc:
             logger.debug(
@@ -147,6 +151,9 @@ class Dispatcher:
     def idle(self) -> None:
         """This replica doesn't lead: settle what an earlier term of ours left open."""
         self._sender.drop()
+        if self._led:
+            self._led = False
+            self._restorer.left()
         with contextlib.suppress(StoreError):
             self._sender.settle_standing_by()
 
@@ -161,20 +168,22 @@ class Dispatcher:
             pause = min(pause, max((when - self._clock.utcnow()).total_seconds(), 0.0))
         return max(pause, min(self._sender.held_for, _LONGEST_SLEEP))
 
-    def _look_after(self, term: Term) -> None:
-        """Sweep, and see whether entries are gone."""
+    def _look_after(self, term: Term) -> bool:
+        """Sweep. False if the ledger has lost data meanwhile: then the term has to begin anew."""
         if self._sweep is None:
-            return
+            return True
         self._sweep_at = self._monotonic() + _SWEEP_EVERY
         # What the ledger wasn't told in this round must not look like a claim that nobody published.
         self._sender.settle()
         doubtful = self._sweep.run()
+        if self._restorer.has_gone_back(term) or self._restorer.is_incomplete():
+            # What the sweep hasn't found isn't settled by that.
+            self._term = None
+            return False
         self._restorer.swept(doubtful)
         if doubtful:
             self._sweep_at = self._monotonic() + _SWEEP_EVERY / 4
-        if self._restorer.is_incomplete():
-            self._term = None
-            self._begin(term)
+        return True
 
     def _look_at_orders(self, term: Term) -> None:
         if self._requested is None or self._monotonic() < self._look_at:

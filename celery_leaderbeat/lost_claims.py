@@ -58,6 +58,10 @@ class LostClaims:
         self._unswept = self._waiting()
         self._shadow.see_claimed(self._unswept, led=False)
 
+    def left(self) -> None:
+        """This replica doesn't lead any more: whoever does need not know of what waits, if Redis loses it."""
+        self._shadow.leaves({**self._unswept, **self._given_back()})
+
     def swept(self) -> None:
         """The sweep has found all that waits and is recorded."""
         self._unswept = {}
@@ -95,14 +99,16 @@ class LostClaims:
         if not self._shadow.led_last:
             # Another leader has taken them up.
             return {}
-        waiting = {
+        return {**self._unswept, **self._given_back()}
+
+    def _given_back(self) -> dict[str, Returned]:
+        return {
             tick_key(name, slot): back
             for name, plan in self._plans.items()
             for slot, back in plan.returned.items()
             # What was asked for needn't have a record.
             if not back.request
         }
-        return {**self._unswept, **waiting}
 
     def _goes_twice(self, claim: Claim, by_another: bool) -> bool:
         """Whether a slot that may have been sent is sent again."""

@@ -176,6 +176,10 @@ class Restorer:
         self._lost_claims.swept()
         self._shadow.swept(doubtful)
 
+    def left(self) -> None:
+        """This replica doesn't lead any more."""
+        self._lost_claims.left()
+
     def leads(self, term: Term) -> None:
         """The term begins, and all that was decided before is known."""
         until = self._elector.trusted_until(term)

@@ -71,6 +71,7 @@ class Shadow:
             it; None where nothing is missing.
         claims: how many slots this replica has claimed as a leader.
         led_last: nobody is known to have led since this replica did.
+        left_claims: this replica has left slots to others, and hasn't seen since whether the ledger has them.
     """
 
     def __init__(self) -> None:
@@ -82,7 +83,7 @@ class Shadow:
         # The attempt of an own claim; None for what was read.
         self._claimed: Mapping[str, int | None] = {}
         self.claims = 0
-        self.led_last = False
+        self.led_last = self.left_claims = False
         # As a leader: what others have decided before is known.
         self._is_complete = False
         # When the lease was last seen to be this replica's.
@@ -206,9 +207,16 @@ class Shadow:
         with self._lock:
             self._know(at, led or not self._behind)
 
+    def leaves(self, keys: Iterable[str]) -> None:
+        """This replica doesn't lead any more, and these slots wait to be sent by whoever does."""
+        with self._lock:
+            self._claimed = {**dict.fromkeys(keys), **self._claimed}
+            self.left_claims = True
+
     def see_claimed(self, keys: Iterable[str], led: bool) -> None:
         """These slots were claimed or given back, while somebody led, or not."""
         with self._lock:
+            self.left_claims = False
             # What is lost with the lease isn't settled by that.
             self._claimed = dict.fromkeys(keys) if led else {**dict.fromkeys(keys), **self._claimed}
 

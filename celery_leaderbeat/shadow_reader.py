@@ -82,16 +82,16 @@ class ShadowReader:
             return
         try:
             due = None
-            if anew or look.counts != self._counts:
+            if anew or look.counts != self._counts or self._shadow.left_claims:
                 # Before the entries: what is claimed later lies beyond the last decided slots, or is among these.
                 due = self._store.due_members(self._store.keys.unfinished, look.now)
                 self._counts = look.counts
             if not anew:
                 self._shadow.unchanged(at, led)
                 if due is not None:
-                    self._shadow.see_claimed(
-                        due, led and self._store.size(self._store.keys.entries) >= len(self._shadow)
-                    )
+                    settles = led and not self._shadow.lacks
+                    settles = settles and self._store.size(self._store.keys.entries) >= len(self._shadow)
+                    self._shadow.see_claimed(due, settles)
                 return
             stored = self._store.scan_table(self._store.keys.entries)
         except StoreError as exc:

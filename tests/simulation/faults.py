@@ -315,6 +315,47 @@ class Replaced(Mischief):
         self.lost += 1
 
 
+class LostAsATermBegins(Faults):
+    """A leader is frozen over what it has claimed, and all data are lost right after another was elected.
+
+    Attributes:
+        lost: how often.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._frozen_at: int | None = None
+        self._active = False
+        self.lost = 0
+
+    def latency(self) -> float:
+        return self._world.rng.choice((0.0, 0.002, 0.01))
+
+    def begin(self) -> None:
+        self._active = True
+
+    def end(self) -> None:
+        self._active = False
+
+    def point(self, process: Process, what: str) -> None:
+        world = self._world
+        if not self._active:
+            return
+        if self._frozen_at is None:
+            if what.startswith("before the publish") and world.rng.random() < 1 / 40:
+                self._frozen_at = world.hub.now
+                world.note(f"is frozen {what}")
+                # For longer than its lease lasts.
+                world.hub.freeze(process, world.rng.uniform(16.0, 30.0))
+        elif world.journal.elected_at > self._frozen_at:
+            self._frozen_at = None
+            world.hub.after(world.rng.uniform(0.0, 0.15), self._all_is_lost)
+
+    def _all_is_lost(self) -> None:
+        go_back(self._world, {})
+        self.lost += 1
+
+
 class GoesBackOnce(Faults):
     """Redis goes back, after a confirmation, to what it held before that: a replica that lagged has taken over."""
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
+from celery.schedules import maybe_schedule
 
-from tests.simulation.faults import GoesBackOnce, Losses, Replaced
+from celery_leaderbeat.tick import slot_to_us, tick_key
+from celery_leaderbeat.timeline import slots_between
+from tests.simulation.faults import GoesBackOnce, Losses, LostAsATermBegins, Replaced
 from tests.simulation.world import Work, World
 from tests.support.faketime_server import FrozenServer
 
@@ -84,6 +88,54 @@ def test_a_leader_that_was_replaced_while_it_was_cut_off_sends_nothing_again_whe
         assert world.faults.lost > 2
         assert len(sent) > 500
         tell(f"seed {seed}: all was lost {world.faults.lost} times; {world.journal}")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_what_a_frozen_leader_had_claimed_is_sent_or_said_to_be_missed_when_all_is_lost_as_the_next_begins(
+    frozen_server: FrozenServer, tell: Callable[[str], None], seed: int
+) -> None:
+    schedule: dict[str, Any] = {
+        f"{prefer} {period:g}": {
+            "task": "plain.early",
+            "schedule": period,
+            "options": {"leaderbeat": {"catch_up": "all", "prefer": prefer}},
+        }
+        for prefer in ("missed", "duplicate")
+        for period in (1.0, 1.5, 4.0)
+    }
+    world = World(
+        frozen_server,
+        seed,
+        schedule,
+        beats=3,
+        workers=1,
+        work=lambda *_: Work((0.1,)),
+        make_faults=LostAsATermBegins,
+    )
+    with world.living():
+        world.start()
+        world.run(10.0)
+        since = datetime.fromtimestamp(world.hub.now / 1e6, timezone.utc)
+        world.faults.begin()
+        world.run(600.0)
+        world.faults.end()
+        until = datetime.fromtimestamp(world.hub.now / 1e6, timezone.utc)
+        world.run(60.0)
+        broken = list(world.journal.troubles)
+        for name, entry in schedule.items():
+            for slot in slots_between(maybe_schedule(entry["schedule"], app=world.app), since, until):
+                key, at = tick_key(name, slot), slot_to_us(slot)
+                copies = sum(map(len, world.journal.sent.get(key, {}).values()))
+                said = [told.reason for told in world.journal.left_out[name] if told.first <= at <= told.last]
+                if not copies and not said:
+                    broken.append(f"{key} was neither sent nor said to be missed")
+                if copies > 1 and name.startswith("missed"):
+                    broken.append(f"{key} was sent {copies} times")
+        assert not broken, world.tell(broken)
+        assert isinstance(world.faults, LostAsATermBegins)
+        assert world.faults.lost > 5
+        tell(f"seed {seed}: all was lost {world.faults.lost} times as a term began; {world.journal}")
 
 
 def test_a_claim_that_comes_back_after_its_message_was_sent_sends_no_second_one(
