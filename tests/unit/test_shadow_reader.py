@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -65,6 +65,36 @@ def test_what_is_no_longer_claimed_is_settled(reader: Reader) -> None:
     store.claimed = ["job@2"]
     reads.look(_look(claimed=2, sent=1))
     assert shadow.open_claims.keys() == {"job@2"}
+
+
+def test_what_this_replica_left_to_others_is_settled_once_the_ledger_is_seen_to_know_it(
+    reader: Reader,
+) -> None:
+    """Also where that was decided, and counted, before it left them."""
+    reads, shadow, store = reader
+    reads.look(_look(claimed=2, sent=1))
+    shadow.leaves(["job@0", "job@2"])
+    assert shadow.open_claims.keys() == {"job@0", "job@1", "job@2"}
+    reads.look(_look(claimed=2, sent=1))
+    assert shadow.open_claims.keys() == {"job@1", "job@2"}
+    asked = store.asked
+    reads.look(_look(claimed=2, sent=1))
+    assert store.asked == asked, "nothing is read as long as nothing changes"
+
+
+def test_what_this_replica_left_to_others_stays_in_doubt_while_the_ledger_knows_less_than_it(
+    reader: Reader,
+) -> None:
+    reads, shadow, store = reader
+    reads.look(_look(claimed=2))
+    shadow.decided("job", NOW + timedelta(seconds=1), "f")
+    store.claimed = []
+    reads.begin()
+    reads.look(_look(claimed=0))
+    assert shadow.lacks
+    shadow.leaves(["job@3"])
+    reads.look(_look(claimed=0))
+    assert "job@3" in shadow.open_claims
 
 
 @pytest.mark.parametrize("lost_after", [0, 1])
