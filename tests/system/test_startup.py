@@ -457,8 +457,10 @@ def test_a_password_is_never_in_any_log(
         launch("beat", make_app, "-l", "DEBUG", LEDGER_PASSWORD=ENCODED),
     ]
     wait_for(lambda: len(runs(tmp_path)) >= 2, PATIENCE, "it works")
-    good.append(launch("leaderbeat", make_app, "status", LEDGER_PASSWORD=ENCODED))
-    assert good[-1].wait(PATIENCE)["StatusCode"] == 0
+    for args in (("status",), ("status", "--json")):
+        good.append(launch("leaderbeat", make_app, *args, LEDGER_PASSWORD=ENCODED))
+        assert good[-1].wait(PATIENCE)["StatusCode"] == 0
+    assert json.loads(good[-1].text())["ledger"]["url"] == f"redis://:**@127.0.0.1:{server.port}/0"
     bad_beat = launch("beat", make_app, "-l", "DEBUG", LEDGER_PASSWORD=WRONG)
     bad_beat.wait_for_log(re.compile("WRONGPASS|invalid username-password|Authentication"), PATIENCE)
     good[0].terminate()
