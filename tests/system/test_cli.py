@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -303,3 +304,15 @@ def test_an_entry_that_was_removed_can_be_audited_and_not_run(scene: Scene, run:
     for args in (["run"], ["backfill", "--since", "2026-01-01", "--until", "2026-01-02"]):
         assert "'gone' was removed from the schedule" in run(args[0], "gone", *args[1:], code=2).output
     assert "gone, after" in run("audit", "gone").output
+
+    def entries() -> dict[str, dict[str, Any]]:
+        return {entry["entry"]: entry for entry in json.loads(run("status", "--json").output)["entries"]}
+
+    assert moment(entries()["gone"]["removed"]) <= now() + timedelta(minutes=1)
+    assert entries()["tick"]["removed"] is None
+    for paused, args in (
+        ({"tick": True, "gone": False}, ["tick"]),
+        ({"tick": True, "gone": True}, ["--all"]),
+    ):
+        run("pause", *args)
+        assert {name: entry["paused"] for name, entry in entries().items()} == paused
