@@ -388,7 +388,8 @@ def test_status_shows_the_leader_the_entries_and_the_totals(
     beat.wait_for_log("Sending due task tick", PATIENCE)
     full = launch("leaderbeat", make_app, "status")
     assert full.wait(PATIENCE)["StatusCode"] == 0
-    assert re.search(rf"^leader +\S+:{beat.pid}:\w+, epoch \d+, since \S+T\S+Z$", full.text(), re.MULTILINE)
+    line = rf"^leader +\S+:{beat.pid}:\w+, epoch \d+, since \S+T\S+Z; its lease has \d+\.\d s left$"
+    assert re.search(line, full.text(), re.MULTILINE)
     assert re.search(rf"^replica +\S+:{beat.pid}:\w+$", full.text(), re.MULTILINE)
     assert re.search(
         r"^entry +tick: last decided \S+Z, \d+ claimed, 0 missed, 0 skipped$", full.text(), re.MULTILINE
