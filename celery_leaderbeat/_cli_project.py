@@ -8,15 +8,22 @@ from typing import Any
 import click
 from celery.beat import ScheduleEntry
 
+from celery_leaderbeat._cli_status import EntryStatus, Status
 from celery_leaderbeat.definitions import schedule_of
 from celery_leaderbeat.entries import check_entry
 from celery_leaderbeat.errors import EntryError
 from celery_leaderbeat.ledger import Ledger
 from celery_leaderbeat.orders import Orders
+from celery_leaderbeat.pauses import Pauses
 from celery_leaderbeat.records import ALL
 from celery_leaderbeat.task import FencedTask
+from celery_leaderbeat.term import Term
+from celery_leaderbeat.tick import slot_from_us
 
 __all__ = ["Project"]
+
+#: What Redis says instead of a TTL where there is no such key.
+_NO_KEY = -2
 
 
 class Project:
@@ -91,11 +98,39 @@ class Project:
         kept = self.ledger.entries(name).get(name)
         return None if kept is None else schedule_of(kept.fingerprint)
 
-    def undone(self, name: str) -> int:
-        """How many of an entry's slots have no done marker; 0 where its task never leaves one."""
+    def status(self) -> Status:
+        """Who leads, who is there, what was ordered, and where each entry stands."""
+        ledger = self.ledger
+        pauses, requests = self.orders.look()
+        look = ledger.store.look()
+        at = slot_from_us(round(look.now * 1000) * 1000)
+        in_force = {
+            name: pause for name, spans in pauses.items() if (pause := Pauses(spans).in_force(at)) is not None
+        }
+        # Between the two answers the lease may have ended.
+        leader = None if look.value is None or look.remaining == _NO_KEY else Term.read(look.value)
+        releases = ledger.releases()
+        return Status(
+            at=at,
+            url=ledger.settings.redis.display,
+            key_prefix=ledger.settings.key_prefix,
+            leader=leader,
+            ttl_left=None if leader is None or look.remaining < 0 else look.remaining / 1000,
+            replicas={holder: releases.get(holder, "") for holder in ledger.replicas()},
+            pauses=in_force,
+            requests=requests,
+            entries={
+                name: EntryStatus(record, self._undone(name), not in_force.keys().isdisjoint((name, ALL)))
+                for name, record in ledger.entries().items()
+            },
+            totals=ledger.counts(),
+        )
+
+    def _undone(self, name: str) -> int | None:
+        """How many of an entry's slots have no done marker; None where its task never leaves one."""
         entry = self.schedule.get(name)
         if entry is None or not isinstance(self.app.tasks.get(entry.task), FencedTask):
-            return 0
+            return None
         return self.ledger.undone(name, entry.schedule)
 
     def say_if_nobody_leads(self) -> None:

@@ -9,22 +9,18 @@ from typing import Any
 
 from celery_leaderbeat.audit import Audit, Explanation
 from celery_leaderbeat.pauses import Pause
-from celery_leaderbeat.records import ALL, EntryRecord, Request
-from celery_leaderbeat.term import Term
+from celery_leaderbeat.records import ALL, Request
 from celery_leaderbeat.tick import slot_from_us, slot_text
 
 __all__ = [
     "ENDS",
     "audit_json",
     "audit_lines",
-    "entry_line",
     "event_json",
     "event_line",
-    "leader_line",
     "pause_text",
     "read_duration",
     "read_instant",
-    "replica_line",
     "request_text",
     "whose",
 ]
@@ -90,33 +86,6 @@ def read_duration(text: str) -> timedelta:
     raise ValueError(
         f"{text!r} is no duration: write a number above 0 with its unit, w, d, h, m or s, as in 2h or 1d12h"
     )
-
-
-def leader_line(leader: Term | None) -> str:
-    """Who leads, under which epoch and since when."""
-    if leader is None:
-        return "none: the lease is free"
-    since = datetime.fromtimestamp(leader.since, timezone.utc)
-    release = f", release {leader.release}" if leader.release else ""
-    return f"{leader.holder}, epoch {leader.epoch}, since {since:%Y-%m-%dT%H:%M:%S}Z{release}"
-
-
-def replica_line(holder: str, release: str) -> str:
-    """A replica that was seen lately."""
-    return f"{holder}, release {release}" if release else holder
-
-
-def entry_line(name: str, entry: EntryRecord, undone: int) -> str:
-    """Where an entry stands; `undone` of its slots have no done marker."""
-    where = f"no slot yet since {slot_text(entry.slot)}"
-    if entry.count or entry.missed or entry.skipped:
-        where = f"last decided {slot_text(entry.slot)}, {entry.count} claimed, {entry.missed} missed"
-        where += f", {entry.skipped} skipped"
-    if entry.removed:
-        where += ", removed"
-    if undone:
-        where += f"; {undone} {'slot' if undone == 1 else 'slots'} without a done marker"
-    return f"{name}: {where}"
 
 
 def whose(entry: str) -> str:

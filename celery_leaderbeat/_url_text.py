@@ -1,4 +1,4 @@
-"""The text of a Redis URL: its parts, found by one expression, and what of it may be shown.
+"""The text of a URL of Redis or of a broker: its parts, found by one expression, and what of it may be shown.
 
 The standard library's parser isn't used, because its own errors quote pieces of the URL, and a piece of a
 malformed URL may be a piece of its password.
@@ -10,7 +10,7 @@ import re
 
 from celery_leaderbeat._url_options import OPTIONS, SECRET
 
-__all__ = ["ADDRESS", "MASK", "URL", "port_ok", "sanitize"]
+__all__ = ["ADDRESS", "ENCODE", "MASK", "URL", "port_ok", "sanitize"]
 
 URL = re.compile(
     r"(?P<scheme>[A-Za-z][\w.+-]*)://(?P<authority>[^/?#]*)(?P<path>[^?#]*)"
@@ -19,6 +19,7 @@ URL = re.compile(
 )
 ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[\w.%-]*))(?::(?P<port>[0-9]*))?")
 MASK = "**"
+ENCODE = "in a password, the characters / ? # ; @ : % are written as %2F %3F %23 %3B %40 %3A %25"
 
 
 def sanitize(url: object) -> str:

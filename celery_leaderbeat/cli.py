@@ -16,6 +16,7 @@ import click
 
 from celery_leaderbeat import _cli_text as text
 from celery_leaderbeat._cli_project import Project
+from celery_leaderbeat._cli_status import status_json, status_lines
 from celery_leaderbeat.errors import LeaderbeatError, sentence
 from celery_leaderbeat.orders import MOST, whoami
 from celery_leaderbeat.pauses import Pauses
@@ -68,30 +69,16 @@ def leaderbeat() -> None:
 
 
 @leaderbeat.command()
+@_as_json
 @click.pass_context
-def status(ctx: click.Context) -> None:
+def status(ctx: click.Context, as_json: bool) -> None:
     """Show the ledger, who leads, the replicas seen lately, pauses, open requests, entries, and the totals."""
-    project = Project(ctx.obj.app)
-    ledger = project.ledger
-    pauses, requests = project.orders.look()
-    now = ledger.store.now()
-    # A wrong prefix looks like a system in which nothing has happened yet.
-    click.echo(f"ledger    {ledger.settings.redis.display}, key prefix {ledger.settings.key_prefix!r}")
-    click.echo(f"leader    {text.leader_line(ledger.leader())}")
-    releases = ledger.releases()
-    for holder in ledger.replicas():
-        click.echo(f"replica   {text.replica_line(holder, releases.get(holder, ''))}")
-    for name in sorted(pauses):
-        pause = Pauses(pauses[name]).in_force(now)
-        if pause is not None:
-            click.echo(f"paused    {text.whose(name)} {text.pause_text(pause)}")
-    for request in requests:
-        click.echo(f"request   {text.request_text(request)}")
-    for name, entry in sorted(ledger.entries().items()):
-        click.echo(f"entry     {text.entry_line(name, entry, project.undone(name))}")
-    sums = ", ".join(f"{name} {count}" for name, count in sorted(ledger.counts().items()))
-    click.echo(f"totals    {sums or 'none'}")
-    click.echo("          (started, done, failed, retrying and refused count FencedTasks only)")
+    found = Project(ctx.obj.app).status()
+    if as_json:
+        click.echo(json.dumps(status_json(found), indent=2))
+        return
+    for line in status_lines(found):
+        click.echo(line)
 
 
 @leaderbeat.command()

@@ -15,13 +15,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import selectors
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from amqp.exceptions import RecoverableConnectionError
 
+from celery_leaderbeat.broker_errors import BrokerErrors
 from celery_leaderbeat.clock import Clock
-from celery_leaderbeat.redaction import without_secrets
 
 __all__ = ["GivenUp", "Link"]
 
@@ -48,6 +48,7 @@ class Link:
     Attributes:
         producer: publishes on the connection; None while there is none.
         blocked: RabbitMQ has said that it takes nothing over this connection for now.
+        broker: `the broker <URL> (<setting>)`, without its password: the one of the last connection, or all that are tried.
     """
 
     def __init__(self, app: Any, timeout: float, clock: Clock) -> None:
@@ -57,8 +58,12 @@ class Link:
         self._connection: Any = None
         self._used = 0.0
         self._unblocked = False
+        self._errors = BrokerErrors(app)
+        # Why the brokers that the last attempt to connect has tried can't be reached, by URL.
+        self._failures: dict[str, str] = {}
         self.producer: Any = None
         self.blocked = False
+        self.broker = self._errors.named(None)
 
     def ready(self) -> Any:
         """The producer of a connection that is alive, as far as that can be known.
@@ -94,7 +99,14 @@ class Link:
 
     def said(self, exc: BaseException) -> str:
         """What an exception says, without the broker's passwords, should a transport quote them."""
-        return without_secrets(repr(exc), _passwords(self._connection))
+        return self._errors.said(exc, self._connection)
+
+    def no_connection(self, exc: BaseException) -> str:
+        """Why `ready` has raised `exc`: with the URL of each broker that was tried, and what to do."""
+        connection = self._connection
+        return self._errors.nowhere(
+            self._failures or {self._errors.shown(connection): self._errors.why(exc, connection)}
+        )
 
     @property
     def connection_errors(self) -> tuple[type[Exception], ...]:
@@ -108,14 +120,21 @@ class Link:
         return tuple(self._connection.channel_errors)
 
     def _connect(self) -> None:
+        self._failures = {}
         if self._connection is None:
             self._connection = self._app.connection_for_write(
                 connect_timeout=self._timeout, heartbeat=_HEARTBEAT, transport_options=self._options()
             )
         connection = self._connection
+        self.broker = self._errors.named(connection, every=True)
+
+        def failed(exc: BaseException, _interval: float) -> None:
+            # The connection is for the next one right after this.
+            self._failures[self._errors.shown(connection)] = self._errors.why(exc, connection)
+
         try:
             connection.ensure_connection(
-                max_retries=1, interval_start=0, interval_step=0, timeout=self._timeout
+                errback=failed, max_retries=1, interval_start=0, interval_step=0, timeout=self._timeout
             )
             # `default_channel` would connect again, without a bound, should the connection break just now.
             channel = connection.channel()
@@ -123,10 +142,12 @@ class Link:
                 # The channel has looked over a connection of another pool.
                 _ping(channel, self._timeout)
             self.producer = _producer_class(self._app, self._timeout)(channel, auto_declare=False)
-        except Exception:
+        except Exception as exc:
+            failed(exc, 0.0)
             self.drop()
             connection.maybe_switch_next()
             raise
+        self.broker = self._errors.named(connection)
         self.used()
 
     def _look(self) -> None:
@@ -279,14 +300,3 @@ def _producer_class(app: Any, timeout: float) -> Any:
             return super()._publish(*args, **kwargs)
 
     return MarkingProducer
-
-
-def _passwords(connection: Any) -> Iterator[object]:
-    """The passwords of a connection, of the key of its certificate, and of the Sentinels that it asks."""
-    yield getattr(connection, "password", None)
-    options = getattr(connection, "transport_options", None)
-    sentinels = options.get("sentinel_kwargs") if isinstance(options, Mapping) else None
-    for found in (options, sentinels, getattr(connection, "ssl", None)):
-        if isinstance(found, Mapping):
-            yield found.get("password")
-            yield found.get("ssl_password")

@@ -131,7 +131,7 @@ class Publisher:
                 else:
                     message.settle(Outcome(kind, "the publish before it didn't come back"))
             elif message.outcome is None:
-                what = f"the broker gave no answer within {self.patience:g} s"
+                what = f"{self._link.broker} gave no answer within {self.patience:g} s"
                 if message.sending.take():
                     message.settle(Outcome(kind, what))
                 elif message.settle(Outcome("unknown", what)) and not blocked:
@@ -208,7 +208,7 @@ class Publisher:
             producer = self._link.ready()
         except Exception as exc:  # noqa: BLE001  # whatever a transport raises, nothing was sent
             self._failures += 1
-            self._why = f"no connection to the broker: {self._link.said(exc)}"
+            self._why = self._link.no_connection(exc)
             if self._wanted():
                 self._listening.failed(began, self._why)
             return None
@@ -292,8 +292,8 @@ class Publisher:
             return Outcome("unsent", f"the broker refused it: {why}")
         if phase != "sending":
             self._failures += 1
-            return Outcome("unreachable", f"the connection to the broker broke before the publish: {why}")
-        return Outcome("unknown", f"the connection to the broker broke during the publish: {why}")
+            return Outcome("unreachable", f"the connection to {link.broker} broke before the publish: {why}")
+        return Outcome("unknown", f"the connection to {link.broker} broke during the publish: {why}")
 
 
 def _sends_as_celery(app: Any, task: Any) -> bool:

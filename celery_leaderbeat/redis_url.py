@@ -15,7 +15,7 @@ from typing import Any, Literal
 from urllib.parse import unquote, unquote_plus
 
 from celery_leaderbeat._url_options import OPTIONS, SECRET, count, nearest, verifying
-from celery_leaderbeat._url_text import ADDRESS, MASK, URL, port_ok, sanitize
+from celery_leaderbeat._url_text import ADDRESS, ENCODE, MASK, URL, port_ok, sanitize
 from celery_leaderbeat.errors import SettingsError
 
 __all__ = ["RedisTarget", "parse_redis_url", "sanitize"]
@@ -49,7 +49,6 @@ _ACCEPTED = (
     "sentinel://[user:password@]host[:port];host[:port][/db] (rediss+sentinel:// with TLS), "
     "redis+cluster://host[:port];host[:port] (rediss+cluster:// with TLS)"
 )
-_ENCODE = "in a password, the characters / ? # ; @ : % are written as %2F %3F %23 %3B %40 %3A %25"
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def parse_redis_url(
     if scheme not in _SCHEMES:
         raise refused(f"{scheme}:// is not a scheme of Redis")
     if ";" in url:
-        raise refused(f"a list of servers can't hold one lease: name one server; {_ENCODE}")
+        raise refused(f"a list of servers can't hold one lease: name one server; {ENCODE}")
     unix, secure = _SCHEMES[scheme]
     kwargs = _server(found, unix, secure, fallback, tls, refused)
     return RedisTarget(MappingProxyType(kwargs), unix, secure or tls is not None, _display(scheme, kwargs))
@@ -144,23 +143,23 @@ def _group(
     for text in filter(None, map(str.strip, url.split(";"))):
         found = URL.fullmatch(text if "://" in text else f"{scheme}://{text}")
         if found is None or found["scheme"].lower() != scheme:
-            raise refused(f"each host of the list starts with {scheme}:// or with nothing; {_ENCODE}")
+            raise refused(f"each host of the list starts with {scheme}:// or with nothing; {ENCODE}")
         if found["fragment"]:
-            raise refused(f"a # stands where a Redis URL has none; {_ENCODE}")
+            raise refused(f"a # stands where a Redis URL has none; {ENCODE}")
         user, _, address = found["authority"].rpartition("@")
         if not address or address.startswith(":"):
-            raise refused(f"each host of the list has a name or an address; {_ENCODE}")
+            raise refused(f"each host of the list has a name or an address; {ENCODE}")
         if user and addresses and not said["user"]:
             # An unescaped semicolon in a password looks like this.
             raise refused(
-                f"user name and password stand with the first host of the list, or with all; {_ENCODE}"
+                f"user name and password stand with the first host of the list, or with all; {ENCODE}"
             )
         addresses.append(address)
         for name, value in (("user", user), ("path", found["path"].strip("/")), ("query", found["query"])):
             said[name] |= {value} if value else set()
     for name, what in (("user", "user names or passwords"), ("path", "databases"), ("query", "options")):
         if len(said[name]) > 1:
-            raise refused(f"its hosts have different {what}; {_ENCODE}")
+            raise refused(f"its hosts have different {what}; {ENCODE}")
     user, path, query = ("".join(said[name]) for name in ("user", "path", "query"))
     given = {key: value for key, value in (fallback or {}).items() if key in ("username", "password")}
     nodes: list[tuple[str, int]] = []
@@ -198,7 +197,7 @@ def _server(
     """The arguments of a connection to one server."""
     authority, path = found["authority"], found["path"]
     if found["fragment"] or ("@" in path + (found["query"] or "") and not (unix and not authority)):
-        raise refused(f"a # or @ stands where a Redis URL has none; {_ENCODE}")
+        raise refused(f"a # or @ stands where a Redis URL has none; {ENCODE}")
     if unix and tls is not None:
         raise refused("there is no TLS on a Unix socket")
     secure = secure or tls is not None
@@ -221,7 +220,7 @@ def _server(
     if not unix and path.strip("/"):
         number = count(unquote(path).strip("/"))
         if number is None:
-            raise refused(f"the path is the number of the database, such as /0; {_ENCODE}")
+            raise refused(f"the path is the number of the database, such as /0; {ENCODE}")
         databases.add(number)
     if len(databases) > 1:
         raise refused("it names two databases")
@@ -249,8 +248,8 @@ def _address(text: str, refused: Callable[[str], SettingsError]) -> dict[str, An
     found = ADDRESS.fullmatch(text)
     if found is None:
         if text.count(":") > 1 and re.fullmatch(r"[0-9A-Fa-f:.]+", text):
-            raise refused(f"an IPv6 address stands in brackets, such as redis://[::1]:6379/0; {_ENCODE}")
-        raise refused(f"host and port are a name or address and a whole number from 1 to 65535; {_ENCODE}")
+            raise refused(f"an IPv6 address stands in brackets, such as redis://[::1]:6379/0; {ENCODE}")
+        raise refused(f"host and port are a name or address and a whole number from 1 to 65535; {ENCODE}")
     if not port_ok(found):
         raise refused("a port is a whole number from 1 to 65535")
     parts: dict[str, Any] = {"port": int(found["port"])} if found["port"] else {}

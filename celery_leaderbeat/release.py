@@ -72,11 +72,15 @@ class Release:
             return cls(text, _rank_of_time(text))
         raise ValueError(f"{_RULE}; a commit's hash has none")
 
+    def has_order_with(self, other: Release) -> bool:
+        """Whether it is known which of the two is newer, or that neither is because they are equal."""
+        return not self.rank or not other.rank or self.rank[:1] == other.rank[:1]
+
     def newer_than(self, other: Release) -> bool:
         """Whether this one is newer; False where the two have no order."""
         if not other.rank:
             return bool(self.rank)
-        return self.rank[:1] == other.rank[:1] and self.rank > other.rank
+        return self.has_order_with(other) and self.rank > other.rank
 
 
 def _rank_of_numbers(text: str) -> str:

@@ -6,6 +6,7 @@ import logging
 
 from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.keys import Keys
+from celery_leaderbeat.release import Release
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.term import Term
 
@@ -32,6 +33,8 @@ class Remarks:
         self._standing_by_for = ""
         self._left_to = ""
         self._complained: dict[str, float] = {}
+        # Ranks of the leaders' releases of which it was said that they have no order with this replica's.
+        self._unordered: set[str] = set()
 
     def complain(self, kind: str, message: str, *args: object, level: int = logging.WARNING) -> None:
         """Say it, unless the same kind of complaint was said in the last half minute."""
@@ -67,6 +70,39 @@ class Remarks:
         )
         if term.app and term.app != self._settings.app_identity:
             self.foreign(term.app)
+        else:
+            self._compare_releases(term)
+
+    def _compare_releases(self, term: Term) -> None:
+        """Say once of each release of a leader that it has no order with this replica's.
+
+        It is for the standby to say: it reads the leader's release in the lease, while a leader is only told of
+        candidates of newer releases; and in a deploy the replica that has just started is a standby, at whose log
+        somebody looks.
+        """
+        own = self._settings.release
+        try:
+            theirs = Release.read(term.release or None)
+        except ValueError:
+            # Of a later version of this package, which may know an order.
+            return
+        if own.has_order_with(theirs) or theirs.rank in self._unordered:
+            return
+        self._unordered.add(theirs.rank)
+        logger.warning(
+            "The leader %s is of release %r, and this replica of release %r: no order between a number and a time is "
+            "known, so the lead isn't handed over, whichever is newer. Set leaderbeat_release to values of one kind on "
+            "all replicas: to numbers or dotted versions, or to times.",
+            term.holder,
+            theirs.text,
+            own.text,
+            extra={
+                "action": "releases_unordered",
+                "leader": term.holder,
+                "release": own.text,
+                "leaders_release": theirs.text,
+            },
+        )
 
     def leaves_it_to(self, holder: str, release: str) -> None:
         """Say once that a free lease is left to a candidate of a newer release."""

@@ -15,7 +15,7 @@ import pytest
 from celery_leaderbeat.tick import parse_tick_key
 from tests.support.containers import BeatNode, LeaderbeatSetup
 from tests.support.scene import Scene, keys_of, leader
-from tests.support.servers import RabbitServer
+from tests.support.servers import RabbitServer, free_port
 from tests.support.waits import wait_for, wait_until_steady
 from tests.system.test_slots import pretend_outage
 
@@ -308,6 +308,10 @@ def test_a_broker_that_is_absent_at_start_is_waited_for(scene: Scene) -> None:
     beat.broker_proxy.cut()
     line = beat.wait_for_log("The broker is out of reach: no connection to the broker", PATIENCE)
     assert line.level == "WARNING"
+    scheme, port = "amqp" if scene.rabbit else "redis", beat.broker_proxy.port
+    assert re.search(
+        rf"to the broker {scheme}://(guest:\*\*@)?127\.0\.0\.1:{port}/\S* \(broker_url\): ", line.text
+    )
     beat.wait_for_log("is not sent yet", PATIENCE)
     beat.broker_proxy.resume()
     beat.wait_for_log("The broker answers again.", PATIENCE)
@@ -317,6 +321,60 @@ def test_a_broker_that_is_absent_at_start_is_waited_for(scene: Scene) -> None:
     assert max(Counter(sends(scene)).values()) == 1
     assert len(beat.find("out of reach")) == 1, "said once"
     assert not beat.find("Traceback")
+
+
+@pytest.mark.schedule(GOOD)
+@pytest.mark.matrix("valkey+rabbitmq")
+def test_a_broker_that_cant_be_used_is_named_with_the_setting_and_what_to_do(scene: Scene) -> None:
+    assert scene.rabbit is not None
+    scene.rabbit.ctl("add_user", "stranger", "hunter2-s")
+    there, nowhere = f"127.0.0.1:{scene.rabbit.port}", f"127.0.0.1:{free_port()}"
+    right = f"amqp://guest:guest@{there}/{scene.vhost}"
+    bad_login = f"amqp://guest:hunter2@{there}/{scene.vhost}"
+    absent = f"amqp://guest:guest@{nowhere}/{scene.vhost}"
+    login = "Login was refused .*: check the user and the password in {}"
+    refused = "Connection refused'\\)"
+    # What is set, and what is said of it.
+    cases = {
+        "login": ({"CELERY_BROKER_URL": bad_login}, login.format("broker_url")),
+        "write": (
+            {"CELERY_BROKER_URL": right, "CELERY_BROKER_WRITE_URL": bad_login},
+            login.format("broker_write_url"),
+        ),
+        "vhost": (
+            {"CELERY_BROKER_URL": f"amqp://guest:guest@{there}/nosuch"},
+            r"vhost nosuch not found.*: create the virtual host \(rabbitmqctl add_vhost\), or correct .* in broker_url",
+        ),
+        "rights": (
+            {"CELERY_BROKER_URL": f"amqp://stranger:hunter2-s@{there}/{scene.vhost}"},
+            r"refused for user 'stranger'.*: give the user rights on the virtual host \(rabbitmqctl set_permissions\)",
+        ),
+        "port": ({"CELERY_BROKER_URL": absent}, refused),
+        "list": (
+            {"CELERY_BROKER_URL": f"{absent};{bad_login}"},
+            rf"{refused}; none to amqp://guest:\*\*@{there}/{scene.vhost}: .*{login.format('broker_url')}",
+        ),
+    }
+    beats = {
+        name: scene.start_beat(env=env, conf={"leaderbeat_key_prefix": name}, loglevel="DEBUG", wait=False)
+        for name, (env, _) in cases.items()
+    }
+    for name, (env, said) in cases.items():
+        setting = "broker_write_url" if name == "write" else "broker_url"
+        url = env[f"CELERY_{setting.upper()}"].partition(";")[0]
+        shown = re.escape(re.sub(":[^:]*@", ":**@", url))
+        line = beats[name].wait_for_log(
+            re.compile(
+                rf"The broker is out of reach: no connection to the broker {shown} \({setting}\): .*{said}"
+            ),
+            PATIENCE,
+        )
+        assert line.level == "WARNING"
+        beats[name].wait_for_log("is not sent yet: no connection to the broker", PATIENCE)
+    for beat in beats.values():
+        assert "hunter2" not in beat.text()
+        assert "guest:guest" not in beat.text()
+        assert beat.status == "running"
 
 
 @pytest.mark.schedule(

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -54,6 +55,12 @@ def run(scene: Scene) -> Iterator[Run]:
 
 def iso(instant: datetime) -> str:
     return instant.isoformat()
+
+
+def moment(text: str) -> datetime:
+    """A time as the command line writes it."""
+    assert text.endswith("Z"), text
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
 def now() -> datetime:
@@ -145,6 +152,18 @@ def test_pauses_and_requests_are_shown_until_they_are_over(scene: Scene, run: Ru
     assert (
         "request   backfill of entry 'Nightly' after 2026-01-01T00:00:00Z up to 2026-01-01T03:00:00Z, by "
     ) in status
+    shown = json.loads(run("status", "--json").output)
+    assert shown["leader"] is None
+    assert [(found["entry"], found["by"], found["note"]) for found in shown["paused"]] == [
+        ("", "bob", ""),
+        ("Nightly", "ann", "new prices"),
+    ]
+    lasts = moment(shown["paused"][1]["until"]) - moment(shown["paused"][1]["since"])
+    assert timedelta(hours=35) < lasts <= timedelta(hours=36)
+    backfill, run_now = shown["requests"]
+    assert (run_now["kind"], f"{run_now['entry']}@{run_now['slot']}") == ("run", key)
+    assert (backfill["kind"], backfill["entry"], backfill["force"]) == ("backfill", "Nightly", True)
+    assert (backfill["since"], backfill["until"]) == ("2026-01-01T00:00:00Z", "2026-01-01T03:00:00Z")
     left = run("resume", "Nightly", "--by", "ann").output
     assert re.search(r"^Still, all entries are paused .* \(resume --all\)\.$", left, re.MULTILINE)
     again = run("resume", "Nightly", code=1).output
@@ -153,6 +172,7 @@ def test_pauses_and_requests_are_shown_until_they_are_over(scene: Scene, run: Ru
     assert "Still, entry 'plain' is paused" in run("resume", "--all", "--catch-up").output
     run("resume", "plain")
     assert "paused " not in run("status").output
+    assert json.loads(run("status", "--json").output)["paused"] == []
     events = [json.loads(line) for line in run("events", "--json").output.splitlines()]
     assert [event["event"] for event in events].count("paused") == 4
     resumed = [(event["entry"], event["by"]) for event in events if event["event"] == "resumed"]
@@ -164,8 +184,10 @@ def test_pauses_and_requests_are_shown_until_they_are_over(scene: Scene, run: Ru
 
 def test_a_server_that_isnt_there_is_a_message_and_no_traceback(scene: Scene, run: Run) -> None:
     scene.ledger.stop()
-    output = run("status", code=1).output
-    assert output.startswith("Error: Redis gave no answer to ")
+    for args in ((), ("--json",)):
+        result = run("status", *args, code=1)
+        assert result.stderr.startswith("Error: Redis gave no answer to ")
+        assert result.stdout == ""
 
 
 # With a leader
@@ -224,6 +246,25 @@ def test_the_leader_carries_the_orders_out(scene: Scene, run: Run) -> None:
         "requests move nothing on"
     )
     assert re.search(r"^entry     tick: .* claimed, 0 missed, \d+ skipped$", status, re.MULTILINE), status
+    stood = re.search(
+        r"^leader    (\S+), epoch (\d+), since (\S+); its lease has \S+ s left$", status, re.MULTILINE
+    )
+    assert stood, status
+    shown = json.loads(run("status", "--json").output)
+    led = shown["leader"]
+    assert [led["holder"], str(led["epoch"]), led["since"].partition(".")[0].rstrip("Z") + "Z"] == [
+        *stood.groups()
+    ]
+    assert 0 < led["ttl_left"] <= led["ttl"] == 15
+    assert shown["replicas"] == [{"holder": led["holder"], "release": ""}]
+    assert moment(led["since"]) < moment(shown["at"])
+    assert shown["totals"]["claimed"] >= 4
+    entries = {entry.pop("entry"): entry for entry in shown["entries"]}
+    assert entries["hourly"]["last_decided"] is None
+    assert moment(entries["hourly"]["no_slot_since"]) < moment(shown["at"])
+    assert entries["tick"]["skipped"] >= 2
+    assert moment(entries["tick"]["last_decided"]) <= moment(shown["at"])
+    assert entries["plain"]["without_done_marker"] is None, "it never leaves one"
     events = {json.loads(line)["event"] for line in run("events", "--json").output.splitlines()}
     assert {"elected", "defined", "claimed", "sent", "started", "done", "skipped", "paused"} <= events
 
@@ -243,6 +284,11 @@ def test_the_real_command_line_and_slots_without_a_done_marker(scene: Scene) -> 
     assert status.returncode == 0, status.stderr
     assert re.search(r"^entry     tick: .*; \d+ slots without a done marker$", status.stdout, re.MULTILINE)
     assert re.search(r"^entry     plain: [^;]*$", status.stdout, re.MULTILINE), "it never leaves one"
+    shown = celery("status", "--json")
+    assert shown.returncode == 0, shown.stderr
+    undone = {entry["entry"]: entry["without_done_marker"] for entry in json.loads(shown.stdout)["entries"]}
+    assert undone["tick"] > 0
+    assert undone["plain"] is None
     key = celery("run", "tick")
     assert re.fullmatch(r"tick@\S+Z\n", key.stdout), "a script can take it"
     assert key.stderr == ""
@@ -258,3 +304,15 @@ def test_an_entry_that_was_removed_can_be_audited_and_not_run(scene: Scene, run:
     for args in (["run"], ["backfill", "--since", "2026-01-01", "--until", "2026-01-02"]):
         assert "'gone' was removed from the schedule" in run(args[0], "gone", *args[1:], code=2).output
     assert "gone, after" in run("audit", "gone").output
+
+    def entries() -> dict[str, dict[str, Any]]:
+        return {entry["entry"]: entry for entry in json.loads(run("status", "--json").output)["entries"]}
+
+    assert moment(entries()["gone"]["removed"]) <= now() + timedelta(minutes=1)
+    assert entries()["tick"]["removed"] is None
+    for paused, args in (
+        ({"tick": True, "gone": False}, ["tick"]),
+        ({"tick": True, "gone": True}, ["--all"]),
+    ):
+        run("pause", *args)
+        assert {name: entry["paused"] for name, entry in entries().items()} == paused

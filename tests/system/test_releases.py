@@ -105,6 +105,43 @@ def test_a_newer_release_leads_as_soon_as_it_is_up_and_an_old_one_changes_nothin
     assert_gapless(_sent(scene, "tick"))
 
 
+UNORDERED = "no order between a number and a time is known"
+
+
+def test_releases_without_an_order_are_said_once_by_the_replica_that_stands_by(scene: Scene) -> None:
+    number = _start(scene, False, "v1.9")
+    leader(scene)
+    time_ = _start(scene, True, "2026-11-30")
+    line = time_.wait_for_log(UNORDERED)
+    assert line.level == "WARNING"
+    for word in (
+        "'v1.9'",
+        "'2026-11-30'",
+        "the lead isn't handed over",
+        "Set leaderbeat_release to values of one kind",
+    ):
+        assert word in line.text
+    equal, unset = _start(scene, False, "1.9.0"), _start(scene, False)
+    for beat in (equal, unset):
+        beat.wait_for_log("Standing by for")
+    assert leader(scene) is number
+    for beat in (equal, unset):
+        beat.terminate()
+        beat.wait(5)
+
+    # The other way round, and again: each says it once, however often it stands by for the other.
+    number.freeze()
+    assert leader(scene, 10, other_than=number) is time_
+    number.thaw()
+    number.wait_for_log(UNORDERED)
+    time_.freeze()
+    assert leader(scene, 10, other_than=time_) is number
+    time_.thaw()
+    wait_for(lambda: len(time_.find("Standing by for")) == 2, 10, "it stands by again")
+    assert leader(scene) is number
+    assert [len(beat.find(UNORDERED)) for beat in (number, time_, equal, unset)] == [1, 1, 0, 0]
+
+
 @pytest.mark.parametrize("release", [True, False], ids=["with releases", "without"])
 def test_a_rolling_deploy_of_three_replicas_sends_nothing_twice_and_loses_no_slot_of_what_stays(
     scene: Scene, ledger: Ledger, release: bool

@@ -388,7 +388,8 @@ def test_status_shows_the_leader_the_entries_and_the_totals(
     beat.wait_for_log("Sending due task tick", PATIENCE)
     full = launch("leaderbeat", make_app, "status")
     assert full.wait(PATIENCE)["StatusCode"] == 0
-    assert re.search(rf"^leader +\S+:{beat.pid}:\w+, epoch \d+, since \S+T\S+Z$", full.text(), re.MULTILINE)
+    line = rf"^leader +\S+:{beat.pid}:\w+, epoch \d+, since \S+T\S+Z; its lease has \d+\.\d s left$"
+    assert re.search(line, full.text(), re.MULTILINE)
     assert re.search(rf"^replica +\S+:{beat.pid}:\w+$", full.text(), re.MULTILINE)
     assert re.search(
         r"^entry +tick: last decided \S+Z, \d+ claimed, 0 missed, 0 skipped$", full.text(), re.MULTILINE
@@ -457,8 +458,10 @@ def test_a_password_is_never_in_any_log(
         launch("beat", make_app, "-l", "DEBUG", LEDGER_PASSWORD=ENCODED),
     ]
     wait_for(lambda: len(runs(tmp_path)) >= 2, PATIENCE, "it works")
-    good.append(launch("leaderbeat", make_app, "status", LEDGER_PASSWORD=ENCODED))
-    assert good[-1].wait(PATIENCE)["StatusCode"] == 0
+    for args in (("status",), ("status", "--json")):
+        good.append(launch("leaderbeat", make_app, *args, LEDGER_PASSWORD=ENCODED))
+        assert good[-1].wait(PATIENCE)["StatusCode"] == 0
+    assert json.loads(good[-1].text())["ledger"]["url"] == f"redis://:**@127.0.0.1:{server.port}/0"
     bad_beat = launch("beat", make_app, "-l", "DEBUG", LEDGER_PASSWORD=WRONG)
     bad_beat.wait_for_log(re.compile("WRONGPASS|invalid username-password|Authentication"), PATIENCE)
     good[0].terminate()

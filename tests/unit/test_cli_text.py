@@ -9,8 +9,6 @@ import pytest
 
 from celery_leaderbeat import _cli_text as text
 from celery_leaderbeat import audit, orders
-from celery_leaderbeat.records import EntryRecord
-from celery_leaderbeat.term import Term
 
 BERLIN = ZoneInfo("Europe/Berlin")
 T0 = datetime(2026, 10, 2, 3, tzinfo=timezone.utc)
@@ -79,30 +77,6 @@ def test_the_ends_are_those_that_audit_documents() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "removed", "undone", "line"),
-    [
-        ((0, 0, 0), None, 0, "job: no slot yet since 2026-10-02T03:00:00Z"),
-        (
-            (5, 1, 2),
-            None,
-            1,
-            "job: last decided 2026-10-02T03:00:00Z, 5 claimed, 1 missed, 2 skipped; 1 slot without a done marker",
-        ),
-        (
-            (0, 0, 2),
-            T0,
-            3,
-            "job: last decided 2026-10-02T03:00:00Z, 0 claimed, 0 missed, 2 skipped, removed; 3 slots without a done marker",
-        ),
-    ],
-)
-def test_where_an_entry_stands(
-    counts: tuple[int, int, int], removed: datetime | None, undone: int, line: str
-) -> None:
-    assert text.entry_line("job", EntryRecord(T0, "f", *counts, removed, ()), undone) == line
-
-
-@pytest.mark.parametrize(
     ("fields", "line"),
     [
         (
@@ -161,10 +135,3 @@ def test_who_asks_is_known_without_a_user_name(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("getpass.getuser", nobody)
     assert orders.whoami().startswith("?@")
-
-
-def test_a_release_is_shown_with_the_leader_and_the_replicas_that_have_one() -> None:
-    leader = Term("", "host:1:a", 7, since=0.0, release="1.10")
-    assert text.leader_line(leader) == "host:1:a, epoch 7, since 1970-01-01T00:00:00Z, release 1.10"
-    assert text.replica_line("host:1:a", "1.10") == "host:1:a, release 1.10"
-    assert text.replica_line("host:1:a", "") == "host:1:a"

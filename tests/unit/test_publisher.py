@@ -17,6 +17,7 @@ from celery_leaderbeat.publisher import Publisher
 from celery_leaderbeat.tick import Stamp, tick_key
 from tests.support.waits import wait_for
 
+BROKER = "the broker memory://app:**@host/prod (broker_url)"
 SLOT = datetime(2026, 10, 2, 3, tzinfo=timezone.utc)
 
 
@@ -46,12 +47,19 @@ class _Stage:
                 options.pop("producer")
                 return super().apply_async(*args, **options)
 
+        class Breaks(Task):
+            def apply_async(self, args: Any, kwargs: Any, producer: Any, **options: Any) -> Any:
+                producer.phase = "sending" if "sending" in options["task_id"] else "preparing"
+                raise ConnectionResetError("gone")
+
         def body() -> None:
             raise AssertionError("nobody runs it")
 
-        self.app = Celery("unit", broker="memory://", set_as_current=False)
+        self.app = Celery("unit", broker="memory://app:hunter2@host/prod", set_as_current=False)
         self.app.task(name="plain", shared=False)(body)
         self.app.task(name="detour", base=Detour, shared=False)(body)
+        self.app.task(name="breaks", base=Breaks, shared=False)(body)
+        self.app.task(name="breaks sending", base=Breaks, shared=False)(body)
         self.app.finalize()
         self.listening = _Listening()
         self.publisher = Publisher(self.app, 0.3, FleetClock(Clock()), self.listening)
@@ -128,7 +136,20 @@ def test_a_task_that_sends_by_its_own_means_is_in_doubt_once_it_was_asked_to(sta
     messages = stage.publish("detour", "plain")
     assert stage.reached.is_set()
     assert _kinds(messages) == ["unknown", "unreachable"]
+    assert messages[0].outcome == Outcome("unknown", f"{BROKER} gave no answer within 0.55 s")
     assert not stage.publisher.usable
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "when"),
+    [("breaks", "unreachable", "before"), ("breaks sending", "unknown", "during")],
+)
+def test_a_connection_that_breaks_is_told_with_the_broker_that_it_was_for(
+    stage: _Stage, task: str, kind: Any, when: str
+) -> None:
+    (message,) = stage.publish(task)
+    why = f"the connection to {BROKER} broke {when} the publish: ConnectionResetError('gone')"
+    assert message.outcome == Outcome(kind, why)
 
 
 def test_a_ledger_that_is_slow_to_take_a_confirmation_isn_t_blamed_on_the_broker(stage: _Stage) -> None:

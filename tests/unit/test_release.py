@@ -67,6 +67,19 @@ def test_a_number_and_a_time_have_no_order() -> None:
     number, time = Release.read(20261130), Release.read("2026-11-30")
     assert not number.newer_than(time)
     assert not time.newer_than(number)
+    assert not number.has_order_with(time)
+    assert not time.has_order_with(number)
+
+
+@pytest.mark.parametrize("kind", [NUMBERS, TIMES])
+def test_two_of_one_kind_have_an_order_and_so_have_any_and_none(kind: list[Any]) -> None:
+    none = Release.read(None)
+    for one, other in combinations(map(Release.read, kind), 2):
+        assert one.has_order_with(other)
+        assert one.has_order_with(one)
+        assert one.has_order_with(none)
+        assert none.has_order_with(one)
+    assert none.has_order_with(none)
 
 
 def test_any_release_is_newer_than_none() -> None:
