@@ -156,7 +156,8 @@ class Standby:
             lacks=self._reader.lacks,
             led_last=self._lease.last_leader == self._holder,
             led_until=self._lease.led_until,
-            away_at=self._away_at,
+            # The listener notices that even where Redis is back, and empty, before the next look.
+            away_at=max(self._away_at, self._listener.away_at),
             has_others=bool(self._members.others),
             retreats_until=self._desk.candidate_from,
             ask_others_listen=self._others_listen,

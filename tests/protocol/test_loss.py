@@ -10,6 +10,7 @@ import pytest
 from celery_leaderbeat.errors import StoreError
 from celery_leaderbeat.store import Keys, Store
 from tests.protocol.replica import Fleet
+from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
 from tests.support.waits import wait_for
 
@@ -72,3 +73,23 @@ def test_who_cannot_wake_the_others_is_elected_all_the_same(
     one_server.client().flushdb()
     wait_for(lambda: len(one.began) == 2, 10, "one leads again")
     assert one.began[1].epoch > term.epoch
+
+
+def test_a_replica_that_starts_as_redis_comes_back_empty_leaves_the_ledger_to_those_that_come_back_later(
+    start: Fleet, keys: Keys, one_server: RedisServer
+) -> None:
+    with Proxy(one_server.port) as first, Proxy(one_server.port) as second:
+        one = start("one", url=first.redis_url())
+        wait_for(one.elector.term, what="one leads")
+        wait_for(lambda: len(one.elector.shadow), what="one has seen the entry")
+        for proxy in (first, second):
+            proxy.cut()
+        one_server.client().flushdb()
+        wait_for(lambda: not one.elector._listener.subscribed, what="one has noticed")
+        two = start("two", url=second.redis_url())
+        wait_for(lambda: two.elector._standby._announced > 0, what="the other has tried once")
+        second.resume()
+        wait_for(lambda: two.elector._listener.subscribed, what="it listens")
+        first.resume()
+        wait_for(lambda: len(one.began) == 2, 10, "one leads again")
+        assert two.began == []
