@@ -4,7 +4,8 @@ It stands for election when the lease is free, when its holder is gone, or when 
 has renewed it for a TTL (so it is where the server's clock was set back and the holder is frozen), unless something speaks
 against it: `standing` says what, and for how long. Here the facts are gathered, and what follows from the answer is done.
 
-Where the ledger has lost data, the replica that led last is woken, since it may not know yet that its lease is gone.
+Where the ledger has lost data, or may have as far as a replica knows that has just started, the replica that led last is
+woken, and whoever else remembers: they may not know yet that the lease is gone.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ class Standby:
             self._free_since = None
         elif self._free_since is None:
             self._free_since = now
-            if self._reader.lacks:
+            if self._reader.lacks or self._reader.knows_nothing:
                 self._wake_who_led()
         watch = self._watch
         if watch is not None and watch.term.value == look.value:
@@ -210,7 +211,7 @@ class Standby:
         return look, watch, gone
 
     def _wake_who_led(self) -> None:
-        """Redis has lost the lease with other data: whoever led last may not know yet."""
+        """Redis has lost the lease with other data, or may have: whoever led last may not know yet."""
         try:
             self._store.wake()
         except StoreError as exc:

@@ -51,7 +51,8 @@ COURTESY = 0.3
 #: So long it is left to who led last and is seen to live. It takes part in the election once it is woken, but may be in the
 #: middle of a request, or kept from the processor, just then.
 PATIENCE = 1.5
-#: So long a replica that remembers nothing leaves an empty ledger to others: longer than those wait themselves.
+#: So long a replica that remembers nothing leaves an empty ledger to others: longer than those wait themselves, once it has
+#: woken them, though they look but every 0.3 s.
 MODESTY = 2.0
 #: So long after Redis was away, others may not have come back yet: a request that hangs takes up to 2 s, and then they try
 #: again within 0.3 s.

@@ -32,6 +32,20 @@ def test_a_leader_that_lives_is_woken_by_whoever_sees_the_loss_and_leads_again(
     assert [other.began for other in others] == [[], []]
 
 
+def test_a_leader_that_lives_is_woken_by_a_replica_that_has_just_started_too(
+    start: Fleet, keys: Keys, one_server: RedisServer
+) -> None:
+    # Who has a release wakes a leader in any case.
+    one = start("one", release=None, **RARELY)
+    wait_for(one.elector.term, what="one leads")
+    wait_for(lambda: len(one.elector.shadow), what="one has seen the entry")
+    wait_for(lambda: one.elector._listener.subscribed, what="one listens")
+    one_server.client().flushdb()
+    two = start("two", release=None, **RARELY)
+    wait_for(lambda: len(one.began) == 2, 10, "one leads again")
+    assert two.began == []
+
+
 @pytest.fixture
 def somebody(one_server: RedisServer, keys: Keys) -> Iterator[None]:
     """Another replica listens, and that is all that can be seen of it."""

@@ -8,7 +8,7 @@ from math import inf, isfinite
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_leaderbeat.standing import (
@@ -394,3 +394,42 @@ def test_whoever_remembers_something_never_waits_longer_than_one_that_remembers_
     newcomer = may_stand(facts_of({**known, "remembers": False}, (True, *answers[1:]), **more))
     other = may_stand(facts_of({**known, "remembers": True}, answers, **more))
     assert other.may or other.why is Why.SILENCE or other.left < newcomer.left
+
+
+_waits = st.lists(st.integers(0, 350), max_size=10)
+
+
+def stands_at(facts: Callable[..., Seen], first: float, waits: list[int]) -> float:
+    """When a replica stands that first sees a free lease at `first`, and looks again after so many ms, or seldom."""
+    now = first
+    for wait in [*waits, *[1000 * LOOK] * 100]:
+        if may_stand(facts(now=now, free_since=first)).may:
+            return now
+        now += wait / 1000
+    raise AssertionError("it never stands")
+
+
+@example(100, [], [], "another led", True)
+@example(100, [], [], "cut off", True)
+@given(
+    st.integers(0, 100), _waits, _waits, st.sampled_from(["another led", "frozen", "cut off"]), st.booleans()
+)
+def test_whoever_remembers_something_and_is_woken_stands_before_one_that_does_not_remember(
+    later: int, waits: list[int], others: list[int], case: str, lives: bool
+) -> None:
+    """The one that doesn't remember has woken it; after that each looks every 0.3 s, or earlier."""
+
+    def remembers(**more: Any) -> Seen:
+        return seen(
+            lacks=True,
+            led_last=case != "another led",
+            led_until=inf if case == "cut off" else -inf,
+            ask_last_listens=answer(lives),
+            ask_silence=answer(-inf),
+            **more,
+        )
+
+    def newcomer(**more: Any) -> Seen:
+        return seen(remembers=False, ask_others_listen=answer(True), **more)
+
+    assert stands_at(remembers, NOW + later / 1000, waits) < stands_at(newcomer, NOW, others)
