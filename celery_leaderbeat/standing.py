@@ -191,12 +191,12 @@ class Seen:
     def _lacks(self) -> bool:
         return self.free_since is not None and self.remembers and self.lacks
 
-    @cached_property
+    @property
     def others_may_know(self) -> bool:
         """Others are there, or may not have come back yet after Redis was away."""
         return self.ask_others_listen() or self.now - self.away_at < COMING_BACK
 
-    @cached_property
+    @property
     def last_listens(self) -> bool:
         """The replica that led last is seen to live."""
         return self.ask_last_listens()

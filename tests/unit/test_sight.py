@@ -25,13 +25,17 @@ LOOK = 0.35
 class Cut:
     """A leader that was cut off, and two others that it knew.
 
+    Parameters:
+        stood: its subscription wasn't broken.
+        unknown: so many more were there whose names it didn't know.
+
     Attributes:
         now: the time since, in seconds.
         back: those of the others that are seen to live.
         asked: how often the server was asked for one of them.
     """
 
-    def __init__(self, stood: bool = False) -> None:
+    def __init__(self, stood: bool = False, unknown: int = 0) -> None:
         self.now, self.asked = 0.0, 0
         self.back: Sequence[str] = ()
         listener: Any = SimpleNamespace(subscription=1, subscribed=True, shown=lambda _: 1)
@@ -40,8 +44,8 @@ class Cut:
             clock=SimpleNamespace(monotonic=lambda: self.now), utcnow=lambda: AT + timedelta(seconds=self.now)
         )
         self.sight = Sight(clock, store, listener, Shadow(), "one")
-        # It hears wake-ups, as do the two others.
-        look = Look(None, 0, 0.0, 3, {}, {}, ["one", "two", "three"])
+        # It hears wake-ups itself.
+        look = Look(None, 0, 0.0, 3 + unknown, {}, {}, ["one", "two", "three"])
         self.sight.held(AT, self.sight.before(), look)
         if not stood:
             listener.subscription = 2
@@ -91,6 +95,11 @@ def test_the_silence_begins_when_all_are_back_and_again_when_one_was_away() -> N
     assert leader.silence_at(0.8, "three") == -inf
     assert leader.silence_at(0.9, "two", "three") == 0.0
     assert isclose(leader.silence_at(0.9 + SILENCE - 0.01, "two", "three"), SILENCE - 0.01)
+
+
+def test_while_it_does_not_know_the_names_of_all_it_can_not_tell_that_all_are_back() -> None:
+    leader = Cut(unknown=1)
+    assert [leader.silence_at(now, "two", "three") for now in (0.0, 1.0, 2.0)] == [-inf] * 3
 
 
 def test_what_their_silence_has_said_holds_and_is_not_asked_again() -> None:
