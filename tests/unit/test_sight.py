@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_leaderbeat.shadow import Shadow
@@ -116,6 +116,7 @@ _looks = st.lists(
 )
 
 
+@settings(max_examples=300, deadline=None)
 @given(_looks)
 def test_whoever_comes_and_goes_it_stands_in_the_end_and_not_before_they_had_their_time(
     looks: list[tuple[int, tuple[str, ...]]],

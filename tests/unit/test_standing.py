@@ -8,7 +8,7 @@ from math import inf, isfinite
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from celery_leaderbeat.standing import (
@@ -241,6 +241,8 @@ def test_each_reason_is_some_rules() -> None:
 
 # All together.
 
+_judged = settings(max_examples=300, deadline=None)
+
 #: Seconds, on both sides of every bound.
 _around = st.one_of(
     st.sampled_from([0.0, COURTESY, SILENCE, ALL_BACK, PATIENCE, MODESTY, COMING_BACK, TTL]),
@@ -297,6 +299,7 @@ def facts_of(known: dict[str, Any], answers: tuple[bool, bool, float], **more: A
     return seen(**{**known, **Asked(*answers).questions_of(), **more})
 
 
+@_judged
 @given(_seen, _answers)
 def test_it_never_stands_where_another_leads(known: dict[str, Any], answers: tuple[Any, ...]) -> None:
     asked = Asked(*answers)
@@ -305,6 +308,7 @@ def test_it_never_stands_where_another_leads(known: dict[str, Any], answers: tup
     assert asked.questions == []
 
 
+@_judged
 @given(_seen, _answers)
 def test_it_never_stands_while_it_has_stepped_down_a_short_while_ago(
     known: dict[str, Any], answers: tuple[Any, ...]
@@ -314,6 +318,7 @@ def test_it_never_stands_while_it_has_stepped_down_a_short_while_ago(
         assert not may_stand(facts).may
 
 
+@_judged
 @given(_itself)
 def test_it_says_that_it_stands_only_where_it_looks_and_neither_retreats_nor_is_refused(
     known: dict[str, Any],
@@ -323,6 +328,7 @@ def test_it_says_that_it_stands_only_where_it_looks_and_neither_retreats_nor_is_
     assert may_announce(facts).may == (may_look(facts).may and ready)
 
 
+@_judged
 @given(_itself)
 def test_it_looks_half_a_second_later_at_the_latest_unless_it_hangs(known: dict[str, Any]) -> None:
     facts = itself(**known)
@@ -332,6 +338,7 @@ def test_it_looks_half_a_second_later_at_the_latest_unless_it_hangs(known: dict[
     )
 
 
+@_judged
 @given(_free, _answers)
 def test_a_free_lease_is_left_to_nobody_for_longer_than_a_few_seconds_and_a_ttl(
     known: dict[str, Any], answers: tuple[Any, ...]
@@ -346,6 +353,7 @@ def test_a_free_lease_is_left_to_nobody_for_longer_than_a_few_seconds_and_a_ttl(
         assert verdict.may
 
 
+@_judged
 @given(_seen, _answers)
 def test_it_says_for_how_long(known: dict[str, Any], answers: tuple[bool, bool, float]) -> None:
     facts = facts_of(known, answers)
@@ -367,6 +375,7 @@ def test_it_says_for_how_long(known: dict[str, Any], answers: tuple[bool, bool, 
     assert after(verdict.left + MOMENT) is not verdict.why
 
 
+@_judged
 @given(_seen, _answers)
 def test_only_a_loss_of_data_asks_the_server_and_then_one_question_once(
     known: dict[str, Any], answers: tuple[Any, ...]
@@ -385,6 +394,7 @@ def test_only_a_loss_of_data_asks_the_server_and_then_one_question_once(
     assert asked.questions == expected
 
 
+@_judged
 @given(_free, _answers)
 def test_whoever_remembers_something_never_waits_longer_than_one_that_remembers_nothing(
     known: dict[str, Any], answers: tuple[bool, bool, float]
@@ -409,6 +419,7 @@ def stands_at(facts: Callable[..., Seen], first: float, waits: list[int]) -> flo
     raise AssertionError("it never stands")
 
 
+@_judged
 @example(100, [], [], "another led", True)
 @example(100, [], [], "cut off", True)
 @given(
