@@ -31,7 +31,8 @@ replica that led last is woken and let go first, and whoever is elected puts bac
 the process.
 
 Releases. A leader that learns of a candidate of a newer release ends the round that is under way and releases
-the lease; a standby leaves a free lease to it (see `membership`, `standby`).
+the lease; a standby leaves a free lease to it (see `membership`). Whether a standby stands at all, and if not, why and
+for how long, is a table in `standing`.
 
 Authoritative is the lease in Redis; then the trust window, which is never longer; then nothing else.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from celery_leaderbeat.backoff import backoff
 from celery_leaderbeat.clock import FleetClock
-from celery_leaderbeat.errors import StoreError
+from celery_leaderbeat.errors import StoreError, StoreUnavailable
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.store import Store, Subscription
 
@@ -34,6 +34,7 @@ class Listener:
     Attributes:
         subscribed: this process believes that it is subscribed.
         subscription: the number of that subscription, counted from 1; 0 while there is none.
+        away_at: the monotonic instant at which Redis was found to be away last.
     """
 
     def __init__(self, settings: Settings, clock: FleetClock, holder: str, wake: Callable[[], None]) -> None:
@@ -43,6 +44,7 @@ class Listener:
         self._wake = wake
         self.subscribed = False
         self.subscription = 0
+        self.away_at = float("-inf")
         self._stale = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="leaderbeat-listener", daemon=True)
@@ -90,6 +92,8 @@ class Listener:
                         self._wake()
             except StoreError as exc:
                 failures += 1
+                if isinstance(exc, StoreUnavailable):
+                    self.away_at = self._clock.monotonic()
                 logger.debug("No wake-ups for now: %s", exc, extra={"action": "not_listening"})
             except Exception:
                 failures += 1

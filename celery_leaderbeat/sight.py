@@ -13,10 +13,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 from datetime import datetime, timedelta
+from math import inf
 
 from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.listener import Listener
 from celery_leaderbeat.shadow import Shadow
+from celery_leaderbeat.standing import SILENCE
 from celery_leaderbeat.store import Look, Store
 from celery_leaderbeat.watch import GONE_AFTER
 
@@ -24,10 +26,6 @@ __all__ = ["Sight"]
 
 #: So long after its lease was seen a leader can't have been replaced, in seconds: two looks are further apart.
 _SAFE = timedelta(seconds=0.9 * GONE_AFTER)
-#: So long the others, once all are back, have to take the lease, in seconds.
-_SILENCE = 0.5
-#: Longest that they are waited for, in seconds.
-_LONGEST = 1.2
 
 
 class Sight:
@@ -107,25 +105,28 @@ class Sight:
             self._is_judged, self._is_broken = True, not stood and bool(self._others or self._unknown)
             self._judged += 1
 
-    def courtesy(self, free_for: float) -> float:
-        """So long a lease that was lost with other data is left to who may have led meanwhile, in seconds.
+    def silence(self) -> float:
+        """For how many seconds all the others have been back, while the lease is lost with other data.
 
-        Parameters:
-            free_for: for so long it has been seen to be free.
+        Negative while one of them isn't back. Infinite where none of them can have led since; so it is after `SILENCE`,
+        in which who has led takes the lease.
+
+        Raises:
+            StoreError: the server doesn't say who is there.
         """
         if not self._is_broken:
-            return 0.0
+            return inf
         now, store = self._clock.clock.monotonic(), self._store
         # Newcomers know nothing.
         if self._unknown or not all(store.subscribers(store.keys.alive(other)) for other in self._others):
             self._back_since = None
-            return _LONGEST
+            return -inf
         if self._back_since is None:
             self._back_since = now
-        if now - self._back_since < _SILENCE:
-            return max(_LONGEST, free_for + _SILENCE)
+        if now - self._back_since < SILENCE:
+            return now - self._back_since
         self._is_broken = False
-        return 0.0
+        return inf
 
     def stands(self) -> None:
         """This replica stands for election: unless the others' silence says no, another may have led until now."""

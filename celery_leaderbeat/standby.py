@@ -1,14 +1,11 @@
 """The standby: waits until this replica is elected.
 
-It stands for election when the lease is free, when its holder is gone, or when the lease has outlived its TTL
-and nobody has renewed it for a TTL (so it is where the server's clock was set back and the holder is frozen),
-unless it has stepped down a short while ago, its tick loop hangs, or a replica of a newer release stands, too
-(see `membership`). Where a free lease is left to others and none of them takes it for a TTL, it stands all
-the same: that somebody leads comes first.
+It stands for election when the lease is free, when its holder is gone, or when the lease has outlived its TTL and nobody
+has renewed it for a TTL (so it is where the server's clock was set back and the holder is frozen), unless something speaks
+against it: `standing` says what, and for how long. Here the facts are gathered, and what follows from the answer is done.
 
-Where the ledger has lost data, those who know more of it come first, for a moment: the replica that led last,
-which is woken, since it may not know yet that its lease is gone; and any other, for one that has just started
-and remembers nothing.
+Where the ledger has lost data, or may have as far as a replica knows that has just started, the replica that led last is
+woken, and whoever else remembers: they may not know yet that the lease is gone.
 """
 
 from __future__ import annotations
@@ -25,6 +22,7 @@ from celery_leaderbeat.server import ServerCheck
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.shadow_reader import ShadowReader
 from celery_leaderbeat.sight import Sight
+from celery_leaderbeat.standing import Itself, Seen, Why, may_announce, may_look, may_stand
 from celery_leaderbeat.store import Look, Store
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.watch import Watch
@@ -33,16 +31,10 @@ __all__ = ["Standby"]
 
 #: Seconds between two looks of a standby at the leader's subscription.
 _LOOK_INTERVAL = 0.5
-#: Longest that a standby waits for its own subscription before it stands for election, in seconds.
-_SUBSCRIBE_FIRST = 0.5
-#: So long a lease that was lost with other data is left to the replica that led last, in seconds: where that isn't
-#: seen to live, and where it is, and takes part in the election once it is woken.
-_COURTESY, _PATIENCE = 0.3, 1.5
-#: So long a replica that has just started leaves an empty ledger to others, which may remember it, in seconds: longer than
-#: those leave it to who led last.
-_MODESTY = 2.0
-#: So long after Redis was away, others may not have come back yet, in seconds.
-_COMING_BACK = 3.0
+#: Seconds between two looks at a lease that is free, or doesn't expire.
+_FREE_INTERVAL = 0.3
+#: Seconds between two looks at one's own subscription, before it is there.
+_DEAF_INTERVAL = 0.01
 #: Wait before a lease that was left to a newer release is looked at again, in seconds.
 _LEFT = 0.1
 #: Wait before the leader's schedule is compared again, in seconds.
@@ -99,15 +91,16 @@ class Standby:
         self._began, self._announced = self._clock.monotonic(), float("-inf")
         while not self._desk.stopping:
             self._announce()
-            if self._desk.stalled:
+            verdict = may_look(self._itself())
+            if verdict.why is Why.HANGS:
                 self._remarks.complain(
                     "stalled",
                     "Not standing for election: the tick loop hasn't come round for %.1f s.",
                     self._desk.idle_for,
                 )
                 self._desk.wait(_LOOK_INTERVAL)
-            elif not self._heard:
-                self._desk.wait(0.01)
+            elif verdict.why is Why.DEAF:
+                self._desk.wait(_DEAF_INTERVAL)
             else:
                 term = self._turn()
                 if term is not None:
@@ -129,24 +122,56 @@ class Standby:
                 return watch.term
             self._watch = None
             return None
-        if (watch is None or gone) and self._may_stand():
+        if may_stand(self._seen(held=watch is not None and not gone)).may:
             return self._stand(watch.term.value if watch is not None else "")
-        pause = look.remaining / 1000 + 0.001 if look.remaining >= 0 else _COURTESY
+        pause = look.remaining / 1000 + 0.001 if look.remaining >= 0 else _FREE_INTERVAL
         self._desk.wait(min(_LOOK_INTERVAL, pause))
         return None
 
     def _announce(self) -> None:
-        now = self._clock.monotonic()
-        stands = self._heard and not self._desk.stalled
-        stands = stands and now >= max(self._desk.candidate_from, self._unable_until)
-        if now - self._announced >= self._members.interval or stands != self._said_to_stand:
+        itself = self._itself()
+        stands = may_announce(itself).may
+        if itself.now - self._announced >= self._members.interval or stands != self._said_to_stand:
             self._members.announce(stands)
-            self._announced, self._said_to_stand = now, stands
+            self._announced, self._said_to_stand = itself.now, stands
 
-    @property
-    def _heard(self) -> bool:
-        """Whether this replica hears of a lease that is released, or has waited long enough for that."""
-        return self._listener.subscribed or self._clock.monotonic() - self._began >= _SUBSCRIBE_FIRST
+    def _itself(self) -> Itself:
+        """What is known without a look at the lease."""
+        return Itself(
+            now=self._clock.monotonic(),
+            hangs=self._desk.stalled,
+            listens=self._listener.subscribed,
+            waits_since=self._began,
+            retreats_until=self._desk.candidate_from,
+            refused_until=self._unable_until,
+        )
+
+    def _seen(self, held: bool) -> Seen:
+        """What is known after a look at the lease."""
+        return Seen(
+            now=self._clock.monotonic(),
+            held=held,
+            free_since=self._free_since,
+            ttl=self._settings.lease_ttl,
+            remembers=not self._reader.knows_nothing,
+            lacks=self._reader.lacks,
+            led_last=self._lease.last_leader == self._holder,
+            led_until=self._lease.led_until,
+            # The listener notices that even where Redis is back, and empty, before the next look.
+            away_at=max(self._away_at, self._listener.away_at),
+            has_others=bool(self._members.others),
+            retreats_until=self._desk.candidate_from,
+            ask_others_listen=self._others_listen,
+            ask_last_listens=self._last_listens,
+            ask_silence=self._sight.silence,
+        )
+
+    def _others_listen(self) -> bool:
+        # This replica's own subscription is among them.
+        return (self._store.subscribers(self._store.keys.wake) or 0) > self._listener.subscribed
+
+    def _last_listens(self) -> bool:
+        return bool(self._store.subscribers(self._store.keys.alive(self._lease.last_leader)))
 
     def _look(self) -> tuple[Look, Watch | None, bool]:
         """Look at the lease: what was seen, the watch over its holder if it has one, and whether that is gone."""
@@ -167,7 +192,7 @@ class Standby:
             self._free_since = None
         elif self._free_since is None:
             self._free_since = now
-            if self._reader.lacks:
+            if self._reader.lacks or self._reader.knows_nothing:
                 self._wake_who_led()
         watch = self._watch
         if watch is not None and watch.term.value == look.value:
@@ -186,7 +211,7 @@ class Standby:
         return look, watch, gone
 
     def _wake_who_led(self) -> None:
-        """Redis has lost the lease with other data: whoever led last may not know yet."""
+        """Redis has lost the lease with other data, or may have: whoever led last may not know yet."""
         try:
             self._store.wake()
         except StoreError as exc:
@@ -200,51 +225,13 @@ class Standby:
             self._compared = now
             comparison.look(term, self._reader.fingerprints())
 
-    @property
-    def _nobody_takes_it(self) -> bool:
-        """Whether the lease has been free for a TTL, left to others."""
-        free_since = self._free_since
-        return free_since is not None and self._clock.monotonic() - free_since >= self._settings.lease_ttl
-
-    def _may_stand(self) -> bool:
-        """Whether this replica stands for election, or leaves it to another.
-
-        To the one that led last, for a moment, after Redis has lost data: it knows best what was decided. To any, for
-        a moment, if the ledger is empty and this replica has just started: they may know what it held. And to any,
-        after it has stepped down.
-        """
-        now = self._clock.monotonic()
-        free_for = 0.0 if self._free_since is None else now - self._free_since
-        if self._free_since is not None and free_for < self._courtesy():
-            return False
-        if now >= self._desk.candidate_from or not self._members.others:
-            return True
-        return self._nobody_takes_it
-
-    def _courtesy(self) -> float:
-        """So long a free lease is left to a replica that knows more, in seconds."""
-        now = self._clock.monotonic()
-        if self._reader.knows_nothing:
-            # This replica's own subscription is among them.
-            others = (self._store.subscribers(self._store.keys.wake) or 0) > self._listener.subscribed
-            return _MODESTY if others or now - self._away_at < _COMING_BACK else 0.0
-        if not self._reader.lacks:
-            return 0.0
-        last = self._lease.last_leader
-        if last != self._holder:
-            return _PATIENCE if self._store.subscribers(self._store.keys.alive(last)) else _COURTESY
-        if now >= self._lease.led_until:
-            # Frozen since, another may have led, and be about to go on.
-            return _COURTESY
-        return self._sight.courtesy(0.0 if self._free_since is None else now - self._free_since)
-
     def _stand(self, takes_over: str) -> Term | None:
         """Stand for election; the term if it was won."""
         watched = self._settings.fast_failover and self._listener.visible(self._store)
         if self._reader.lacks:
             self._sight.stands()
         try:
-            term = self._lease.elect(takes_over, watched, self._nobody_takes_it)
+            term = self._lease.elect(takes_over, watched, insists=self._seen(held=False).nobody_takes_it)
         except LeftToNewer as exc:
             self._remarks.leaves_it_to(*exc.args)
             self._desk.wait(_LEFT)

@@ -32,7 +32,7 @@ def start(one_server: RedisServer) -> Iterator[Fleet]:
     """Starts replicas without a tick loop."""
     replicas: list[Replica] = []
 
-    def start(holder: str, release: str = "1", url: str = "", **settings: Any) -> Replica:
+    def start(holder: str, release: str | None = "1", url: str = "", **settings: Any) -> Replica:
         replicas.append(Replica(url or one_server.url(), holder, release, **settings))
         return replicas[-1]
 

@@ -21,7 +21,7 @@ TTL = 30.0
 class Replica:
     """One elector, and which of its terms began and ended."""
 
-    def __init__(self, url: str, holder: str, release: str, **settings: Any) -> None:
+    def __init__(self, url: str, holder: str, release: str | None, **settings: Any) -> None:
         known = {"lease_ttl": TTL, "renew_interval": 0.5, "stall_timeout": TTL, **settings}
         configured = replace(settings_for(url), release=Release.read(release), **known)
         self.began: list[Term] = []

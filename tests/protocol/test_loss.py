@@ -11,6 +11,7 @@ from celery_leaderbeat.errors import StoreError
 from celery_leaderbeat.keys import Keys
 from celery_leaderbeat.store import Store
 from tests.protocol.replica import Fleet
+from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
 from tests.support.waits import wait_for
 
@@ -29,6 +30,20 @@ def test_a_leader_that_lives_is_woken_by_whoever_sees_the_loss_and_leads_again(
     wait_for(lambda: len(one.began) == 2, 10, "one leads again")
     assert one.began[1].epoch > term.epoch
     assert [other.began for other in others] == [[], []]
+
+
+def test_a_leader_that_lives_is_woken_by_a_replica_that_has_just_started_too(
+    start: Fleet, keys: Keys, one_server: RedisServer
+) -> None:
+    # Who has a release wakes a leader in any case.
+    one = start("one", release=None, **RARELY)
+    wait_for(one.elector.term, what="one leads")
+    wait_for(lambda: len(one.elector.shadow), what="one has seen the entry")
+    wait_for(lambda: one.elector._listener.subscribed, what="one listens")
+    one_server.client().flushdb()
+    two = start("two", release=None, **RARELY)
+    wait_for(lambda: len(one.began) == 2, 10, "one leads again")
+    assert two.began == []
 
 
 @pytest.fixture
@@ -73,3 +88,23 @@ def test_who_cannot_wake_the_others_is_elected_all_the_same(
     one_server.client().flushdb()
     wait_for(lambda: len(one.began) == 2, 10, "one leads again")
     assert one.began[1].epoch > term.epoch
+
+
+def test_a_replica_that_starts_as_redis_comes_back_empty_leaves_the_ledger_to_those_that_come_back_later(
+    start: Fleet, keys: Keys, one_server: RedisServer
+) -> None:
+    with Proxy(one_server.port) as first, Proxy(one_server.port) as second:
+        one = start("one", url=first.redis_url())
+        wait_for(one.elector.term, what="one leads")
+        wait_for(lambda: len(one.elector.shadow), what="one has seen the entry")
+        for proxy in (first, second):
+            proxy.cut()
+        one_server.client().flushdb()
+        wait_for(lambda: not one.elector._listener.subscribed, what="one has noticed")
+        two = start("two", url=second.redis_url())
+        wait_for(lambda: two.elector._standby._announced > 0, what="the other has tried once")
+        second.resume()
+        wait_for(lambda: two.elector._listener.subscribed, what="it listens")
+        first.resume()
+        wait_for(lambda: len(one.began) == 2, 10, "one leads again")
+        assert two.began == []

@@ -162,6 +162,7 @@ def sim_listener(world: World) -> type:
         def __init__(self, settings: Any, clock: Any, holder: str, wake: Callable[[], None]) -> None:
             self._channel = Keys(settings.key_prefix).alive(holder)
             self.subscribed = False
+            self.away_at = float("-inf")
             self._wake = wake
             self._process: Process | None = None
 

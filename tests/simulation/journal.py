@@ -229,6 +229,8 @@ class Journal:
             self.violate(
                 f"{key} is begun under epoch {args[1]}, and epoch {self._claims[key]} has claimed it"
             )
+        # The record is its run's now, also where a newer epoch had claimed the slot and given it back.
+        self._claims[key] = int(args[1])
         until = self._lease_end(args[6])
         before = [other for other in self.runs.values() if other.key == key and other.id != run]
         if answer[1] == "running" and all(other.leased_until <= self.hub.now for other in before):
