@@ -6,6 +6,10 @@ tells is the subscription: as long as it is the same one, and the server shows i
 
 If it was broken, as it is by any restart of Redis, the other replicas tell, by their silence: who has led meanwhile
 doesn't wait with its election. Only if all of them are back, and none has taken the lease, nobody has led.
+
+Once the lease is lost with other data the subscription says nothing any more: whoever gets through to Redis may be
+elected at once, and Redis may lose its data a second time. So it is with each time in which this replica itself didn't
+get through.
 """
 
 from __future__ import annotations
@@ -53,6 +57,8 @@ class Sight:
         # Others whose names aren't known; there may be some until a look has counted.
         self._unknown = 1
         self._at: datetime | None = None
+        # When an answer of Redis was seen last.
+        self._touched = float("-inf")
         self._judged = 0
         self._is_judged = True
         self._is_broken = False
@@ -74,6 +80,7 @@ class Sight:
                 return
             self._at, self._subscription, self._is_judged, self._is_broken = at, subscription, False, False
             self._back_since = None
+            self._touched = self._clock.clock.monotonic()
             if look is not None:
                 listening = (look.subscribers or 0) - self._listener.subscribed
                 self._others = frozenset(look.replicas) - {self._holder}
@@ -92,17 +99,24 @@ class Sight:
             self._others |= {*others}
 
     def look_back(self) -> None:
-        """The lease isn't this replica's any more: look once whether its subscription has stood until now.
+        """A look has shown that the lease isn't this replica's: whether another may have led since it was.
 
         Raises:
             StoreError: the server doesn't say; look again.
         """
+        now = self._clock.clock.monotonic()
+        lately = now - self._touched < _SAFE.total_seconds()
         if self._is_judged:
+            self._touched = now
+            if not lately and self._shadow.led_last:
+                with self._lock:
+                    self._is_broken, self._back_since = bool(self._others or self._unknown), None
             return
         shown = self._listener.shown(self._store)
         with self._lock:
             stood = shown is None or (shown > 0 and self._listener.subscription == self._subscription)
-            self._is_judged, self._is_broken = True, not stood and bool(self._others or self._unknown)
+            self._is_judged, self._touched = True, now
+            self._is_broken = not (stood and lately) and bool(self._others or self._unknown)
             self._judged += 1
 
     def silence(self) -> float:

@@ -232,6 +232,8 @@ def go_back(world: World, copy: Copy) -> None:
     client.flushdb()
     for key, (ttl, value) in copy.items():
         client.restore(key, max(ttl, 0), value)
+    if not copy:
+        world.journal.emptied()
 
 
 class Losses(Mischief):

@@ -28,6 +28,7 @@ class Cut:
     Parameters:
         stood: its subscription wasn't broken.
         unknown: so many more were there whose names it didn't know.
+        cut: for how many seconds it had no answer.
 
     Attributes:
         now: the time since, in seconds.
@@ -35,7 +36,7 @@ class Cut:
         asked: how often the server was asked for one of them.
     """
 
-    def __init__(self, stood: bool = False, unknown: int = 0) -> None:
+    def __init__(self, stood: bool = False, unknown: int = 0, cut: float = 0.0) -> None:
         self.now, self.asked = 0.0, 0
         self.back: Sequence[str] = ()
         listener: Any = SimpleNamespace(subscription=1, subscribed=True, shown=lambda _: 1)
@@ -43,13 +44,17 @@ class Cut:
         clock: Any = SimpleNamespace(
             clock=SimpleNamespace(monotonic=lambda: self.now), utcnow=lambda: AT + timedelta(seconds=self.now)
         )
-        self.sight = Sight(clock, store, listener, Shadow(), "one")
+        self.shadow = shadow = Shadow()
+        self.sight = Sight(clock, store, listener, shadow, "one")
         # It hears wake-ups itself.
         look = Look(None, 0, 0.0, 3 + unknown, {}, {}, ["one", "two", "three"])
+        shadow.leads(AT + timedelta(seconds=15))
         self.sight.held(AT, self.sight.before(), look)
         if not stood:
             listener.subscription = 2
+        self.now = cut
         self.sight.look_back()
+        self.now = 0.0
 
     def _subscribers(self, channel: str) -> int:
         self.asked += 1
@@ -85,6 +90,29 @@ def test_while_its_subscription_stood_nobody_can_have_led_and_nobody_is_asked() 
     leader = Cut(stood=True)
     assert leader.silence_at(0.0) == inf
     assert leader.asked == 0
+
+
+def test_a_subscription_that_stood_says_nothing_where_no_answer_came_for_long() -> None:
+    """The lease may have been lost with all data at once, and been another's, and have been lost again."""
+    assert Cut(stood=True, cut=0.85).silence_at(0.85) == inf
+    assert Cut(stood=True, cut=0.95).silence_at(0.95) == -inf
+
+
+def test_who_saw_its_lease_lost_and_gets_no_answer_then_does_not_know_who_led_since() -> None:
+    leader = Cut(stood=True)
+    for now in (0.4, 0.8, 1.2):
+        leader.now = now
+        leader.sight.look_back()
+    assert leader.silence_at(1.2) == inf
+    leader.now = 2.2
+    leader.sight.look_back()
+    assert leader.silence_at(2.2, "two") == -inf
+    assert leader.silence_at(2.3, "two", "three") == 0.0
+    assert leader.silence_at(2.3 + SILENCE, "two", "three") == inf
+    leader.shadow.another_leads()
+    leader.now = 9.0
+    leader.sight.look_back()
+    assert leader.silence_at(9.0) == inf, "that is no question once another was seen to lead"
 
 
 def test_the_silence_begins_when_all_are_back_and_again_when_one_was_away() -> None:
