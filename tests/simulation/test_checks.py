@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from celery_leaderbeat.audit import Explanation
 from celery_leaderbeat.orders import Orders
 from celery_leaderbeat.records import SlotRecord
-from tests.simulation.faults import Faults
+from tests.simulation.faults import Faults, Replaced
 from tests.simulation.invariants import _Slot, judge
 from tests.simulation.journal import Journal, Run
 from tests.simulation.virtual import Hub, Process
@@ -139,3 +140,30 @@ def test_a_slot_that_counts_as_missed_may_have_been_begun_as_an_earlier_attempt_
     job = {"task": "fenced.late", "options": {"leaderbeat": {"on_crash": "rerun"}}}
     found = [what for what in _Slot(missed, job, Journal(Hub(BEGAN)), [run], False)._sent() if "ran" in what]
     assert bool(found) == broken
+
+
+def test_whoever_finds_the_lease_lost_wakes_those_who_are_connected(frozen_server: FrozenServer) -> None:
+    world = World(frozen_server, 1, {}, beats=0, make_faults=Replaced)
+    woken: list[str] = []
+    with world.living():
+        for name in ("near", "cut off", "dead"):
+            process = Process(name, "beat")
+            process.alive = name != "dead"
+            world.listens(process, name, functools.partial(woken.append, name))
+        assert isinstance(world.faults, Replaced)
+        world.faults._cut("cut off", 5.0)
+        world.ledger().store.wake()
+        assert woken == ["near"]
+
+
+@pytest.mark.parametrize(("holds", "broken"), [("ours", True), ("another's", False), ("", False)])
+def test_a_leader_may_rely_on_its_own_clock_until_it_hears_that_its_lease_was_lost_with_other_data(
+    holds: str, broken: bool
+) -> None:
+    hub = Hub(BEGAN)
+    journal = Journal(hub)
+    journal._epoch, journal._lease = 7, ("ours", BEGAN + 5)
+    journal.went_back(holds)
+    journal._lease = ("", 0)
+    journal.trusted("job@now", 7)
+    assert bool(journal.violations) == broken
