@@ -650,7 +650,7 @@ def test_what_is_put_off_again_and_again_comes_back_each_time_from_quorum_queues
     scene.start_worker(env={**env, "CELERY_BROKER_URL": way.amqp_url(scene.vhost)})
     key, _ = one_slot(scene, schedule=every_second("acks_late", kwargs={"seconds": 5}))
     wait_for(lambda: starts(scene, key), PATIENCE, "the run begins")
-    other = scene.start_worker(env=env)
+    scene.start_worker(env=env)
     way.cut()
     wait_for(lambda: state(scene, key) == "done", PATIENCE, lambda: f"done: {scene.slot(key)}")
 
@@ -660,7 +660,6 @@ def test_what_is_put_off_again_and_again_comes_back_each_time_from_quorum_queues
     wait_for(lambda: refused() == {"the slot is done"}, PATIENCE, "its copy comes once more, and is refused")
     assert len(starts(scene, key)) == 1
     assert max(record.put_off for record in scene.publishes() if record.key == key) >= 2
-    assert not other.find("can't be put off"), "a delay is never of less than a second"
 
 
 @pytest.mark.matrix("valkey")
