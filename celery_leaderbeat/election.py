@@ -50,7 +50,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import Any
 
 from celery_leaderbeat.backoff import backoff
@@ -58,10 +58,10 @@ from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.comparison import Comparison
 from celery_leaderbeat.desk import Desk
 from celery_leaderbeat.errors import StoreError, sentence
-from celery_leaderbeat.handover import Handovers
-from celery_leaderbeat.lease import GONE, Lease
+from celery_leaderbeat.leader import BACKOFF, Leader, TermEnded
+from celery_leaderbeat.lease import Lease
 from celery_leaderbeat.listener import Listener
-from celery_leaderbeat.membership import Candidate, Membership
+from celery_leaderbeat.membership import Membership
 from celery_leaderbeat.remarks import Remarks
 from celery_leaderbeat.server import ServerCheck
 from celery_leaderbeat.settings import Settings
@@ -76,23 +76,10 @@ __all__ = ["Elector", "new_holder"]
 
 logger = logging.getLogger(__name__)
 
-#: Wait before a tick loop that hangs is looked at again, in seconds.
-_STALLED = 0.5
-#: Wait for a round of the tick loop before the lease is handed over, in seconds, at a time.
-_ROUND = 0.05
-#: Longest that a replica which stepped down leaves the elections to others, in seconds.
-_LONGEST_RETREAT = 300.0
-#: Bounds of the wait between two tries while Redis doesn't answer, in seconds.
-_BACKOFF = (0.05, 0.3)
-
 
 def new_holder() -> str:
     """The identity of this replica: `host:pid:random`, new for each process."""
     return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
-
-
-class _Ended(Exception):
-    """Our term has ended; the message says why."""
 
 
 class Elector:
@@ -151,11 +138,19 @@ class Elector:
             reader=ShadowReader(self._store, self.shadow, clock, holder),
             sight=self.sight,
         )
+        self._leader = Leader(
+            settings=settings,
+            clock=clock,
+            desk=self._desk,
+            store=self._store,
+            listener=self._listener,
+            lease=self._lease,
+            members=self._members,
+            remarks=self._remarks,
+            shadow=self.shadow,
+            sight=self.sight,
+        )
         self._gained: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._handing_over = False
-        self._handovers = Handovers(settings.lease_ttl)
-        self._stepping_down: tuple[Term, str] | None = None
-        self._steps_down = 0
         self._thread = threading.Thread(target=self._run, name="leaderbeat-elector", daemon=True)
 
     def start(self) -> None:
@@ -174,7 +169,7 @@ class Elector:
 
     def proven(self) -> None:
         """This replica can do a leader's work: the next time it steps down counts as the first."""
-        self._steps_down = 0
+        self._leader.proven()
 
     def term(self) -> Term | None:
         """The term that this replica may trust right now, or None."""
@@ -182,8 +177,7 @@ class Elector:
 
     def trusted_until(self, term: Term) -> datetime | None:
         """Until when, by the fleet's clock, `term` may be trusted; None if it isn't ours."""
-        left = self._lease.trusted_for(term)
-        return self.clock.utcnow() + timedelta(seconds=left) if left > 0 else None
+        return self._lease.trusted_until(term)
 
     def trusts(self, term: Term) -> bool:
         """Whether `term` is still ours to act on."""
@@ -192,13 +186,13 @@ class Elector:
     def wait(self, timeout: float) -> Term | None:
         """The trusted term, waiting for it at most `timeout` seconds. None also while it is being handed over."""
         term = self.term()
-        if term is None or self._handing_over:
+        if term is None or self._leader.handing_over:
             try:
                 self._gained.get(timeout=timeout)
             except queue.Empty:
                 return None
             term = self.term()
-        return None if self._handing_over else term
+        return None if self._leader.handing_over else term
 
     @contextlib.contextmanager
     def round(self) -> Iterator[None]:
@@ -208,7 +202,7 @@ class Elector:
             yield
         finally:
             self._desk.working = False
-            if self._handing_over:
+            if self._leader.handing_over:
                 self._desk.put("look")
 
     def lost(self, term: Term) -> None:
@@ -224,8 +218,7 @@ class Elector:
         long, up to five minutes. It ends early when nobody takes the lease for a TTL: then this replica is as
         good as any.
         """
-        self._stepping_down = (term, reason)
-        self._desk.put("step down")
+        self._leader.step_down(term, reason)
 
     def stop(self, timeout: float) -> bool:
         """Release the lease and end the threads; False if that took longer than about `timeout` seconds.
@@ -272,11 +265,11 @@ class Elector:
                 self._remarks.complain(
                     "store", "No election: %s Trying again until Redis answers.", sentence(exc)
                 )
-                self._desk.wait(backoff(failures, *_BACKOFF))
+                self._desk.wait(backoff(failures, *BACKOFF))
             except Exception:
                 failures += 1
                 logger.exception("The election failed; trying again.", extra={"action": "election_failed"})
-                self._desk.wait(backoff(failures, *_BACKOFF))
+                self._desk.wait(backoff(failures, *BACKOFF))
         self._members.withdraw()
         self._store.close()
 
@@ -296,9 +289,9 @@ class Elector:
         self._gained.put(None)
         reason = "it failed"
         try:
-            reason = self._hold(term)
+            reason = self._leader.hold(term)
             self.shadow.ended(self.clock.utcnow())
-        except _Ended as ended:
+        except TermEnded as ended:
             reason = str(ended)
             self._lease.drop()
             logger.warning(
@@ -309,116 +302,10 @@ class Elector:
             )
         finally:
             self._lease.drop()
-            self._handing_over = False
+            self._leader.handing_over = False
             while not self._gained.empty():
                 self._gained.get_nowait()
             self._tell(term, reason)
-
-    def _hold(self, term: Term) -> str:
-        """Renew `term` until it is released, and return the reason; or until it ends otherwise: `_Ended` is raised."""
-        self._members.announce(stands=False)
-        self.sight.announced(self._members.others)
-        due = self._monotonic() + self.settings.renew_interval
-        failures = 0
-        while True:
-            order = self._desk.wait(due - self._monotonic())
-            if self._desk.stopping:
-                self._lease.release(term, "its replica stops")
-                return "its replica stops"
-            now = self._monotonic()
-            if now >= self._lease.until:
-                raise _Ended("its lease could not be renewed in time")
-            left_for = self._step_down(term)
-            if left_for is not None:
-                return left_for
-            if order is None and now < due:
-                continue
-            if self._desk.stalled:
-                self._remarks.complain(
-                    "stalled",
-                    "Not renewing the lease of epoch %d: the tick loop hasn't come round for %.1f s "
-                    "(leaderbeat_stall_timeout is %.1f s).",
-                    term.epoch,
-                    self._desk.idle_for,
-                    self.settings.stall_timeout,
-                )
-                due = now + min(_STALLED, self._lease.until - now)
-                continue
-            try:
-                self._renew(term)
-            except StoreError as exc:
-                failures += 1
-                self._remarks.complain(
-                    "renew", "Couldn't renew the lease of epoch %d: %s", term.epoch, sentence(exc)
-                )
-                due = min(self._monotonic() + backoff(failures, *_BACKOFF), self._lease.until)
-            else:
-                failures = 0
-                due = self._monotonic() + self.settings.renew_interval
-                newer = self._members.newer
-                if newer is not None and self._handovers.may(newer.holder, self._monotonic()):
-                    return self._hand_over(term, newer)
-
-    def _renew(self, term: Term) -> None:
-        at, before = self.clock.utcnow(), self.sight.before()
-        reason = self._lease.renew(term)
-        if reason is not None:
-            if reason != GONE:
-                self.shadow.another_leads()
-            raise _Ended(reason)
-        self.sight.held(at, before)
-        until = self.trusted_until(term)
-        if until is not None:
-            self.shadow.renewed(until)
-        self._show_life()
-
-    def _show_life(self) -> None:
-        # Who leads doesn't stand for election: nobody has to wait for it when it dies.
-        self._members.announce(stands=False)
-        self.sight.announced(self._members.others)
-        self._listener.confirm_visible(self._store)
-
-    def _step_down(self, term: Term) -> str | None:
-        """Do what a call of `step_down` has ordered, if there was one; the reason if the lease is released."""
-        order, self._stepping_down = self._stepping_down, None
-        if order is None or order[0] != term:
-            return None
-        reason = order[1]
-        pause = min(self.settings.lease_ttl * 2.0**self._steps_down, _LONGEST_RETREAT)
-        try:
-            others_lead = self._members.retreat(pause)
-        except StoreError as exc:
-            self._remarks.complain(
-                "retreat",
-                "This replica is to step down (%s), and couldn't say so: %s Trying again with the next renewal.",
-                reason,
-                sentence(exc),
-            )
-            if self._stepping_down is None:
-                self._stepping_down = order
-            return None
-        if not others_lead:
-            self._remarks.complain(
-                "alone", "This replica goes on leading, because no other could do better: %s.", reason
-            )
-            return None
-        self._steps_down += 1
-        self._desk.candidate_from = self._monotonic() + pause
-        reason = f"it steps down for {pause:.0f} s: {reason}"
-        self._lease.release(term, reason)
-        return reason
-
-    def _hand_over(self, term: Term, newer: Candidate) -> str:
-        """Release the lease to a candidate of a newer release, once the round that is under way has ended."""
-        self._handing_over = True
-        longest = self._monotonic() + 2 * self.settings.publish_timeout + 0.5
-        until = min(longest, self._lease.until - self.settings.margin)
-        while self._desk.working and not self._desk.stopping and self._monotonic() < until:
-            self._desk.wait(_ROUND)
-        reason = f"released for a newer release ({newer.release}, of {newer.holder})"
-        if self._lease.release(term, reason, newer=True):
-            self._handovers.give(newer.holder, self._monotonic())
-        return reason
 
     def _tell(self, term: Term, reason: str) -> None:
         if self._changed is not None:

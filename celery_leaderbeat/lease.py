@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery_leaderbeat.clock import FleetClock
@@ -82,10 +83,11 @@ class Lease:
             return None
         return held.term
 
-    def trusted_for(self, term: Term) -> float:
-        """Seconds for which `term` may still be trusted, 0 if it isn't ours. Safe from any thread."""
+    def trusted_until(self, term: Term) -> datetime | None:
+        """Until when, by the fleet's clock, `term` may be trusted; None if it isn't ours. Safe from any thread."""
         held = self._held
-        return 0.0 if held is None or held.term != term else max(held.until - self._monotonic(), 0.0)
+        left = 0.0 if held is None or held.term != term else held.until - self._monotonic()
+        return self._clock.utcnow() + timedelta(seconds=left) if left > 0 else None
 
     @property
     def until(self) -> float:

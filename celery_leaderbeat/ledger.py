@@ -1,7 +1,8 @@
 """The ledger: what Redis knows of every slot, from its claim to its end.
 
-The leader's side claims, confirms, gives back and misses slots; the worker's side begins and finishes runs;
-everybody may read. Each decision is one script (see `scripts/`), and each script can be asked again.
+The leader's side, which is here, claims, confirms, gives back and misses slots; the worker's side begins and
+finishes runs (`run_ledger`); everybody may read (`history`). Each decision is one script (see `scripts/`), and
+each script can be asked again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from celery_leaderbeat.history import LedgerReader
 from celery_leaderbeat.pauses import Pause, pauses_text
 from celery_leaderbeat.records import (
     FAR_AHEAD,
@@ -22,11 +22,11 @@ from celery_leaderbeat.records import (
     EntryRecord,
     Recalled,
     SlotRecord,
-    Verdict,
 )
+from celery_leaderbeat.run_ledger import UNSTARTED, RunLedger
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.term import Term
-from celery_leaderbeat.tick import Stamp, parse_tick_key, slot_from_us, slot_to_us
+from celery_leaderbeat.tick import parse_tick_key, slot_from_us, slot_to_us
 
 __all__ = ["HORIZON", "Ledger", "NotLeading", "NotReplicated"]
 
@@ -36,9 +36,6 @@ HORIZON = FAR_AHEAD / 1e6
 _REPLICATED_WITHIN, _LOOK_WITHIN = 1.0, 0.1
 #: Entries, or slots, per script where there are many.
 _CHUNK = 200
-#: How long a slot counts as unfinished that no worker has begun, or that waits for its retry or its next attempt,
-#: in ms.
-_UNSTARTED = 3_600_000
 
 _APP_ATTRIBUTE = "_leaderbeat_ledger"
 
@@ -59,7 +56,7 @@ class NotReplicated(Exception):
         self.answers = answers
 
 
-class Ledger(LedgerReader):
+class Ledger(RunLedger):
     """The slots' records under one key prefix, over one connection."""
 
     @classmethod
@@ -182,7 +179,7 @@ class Ledger(LedgerReader):
                 item["unsent"] = len(keys)
                 item["paced"] = claim.paced
                 item["earlier"] = [len(keys) + 1 + i for i in range(len(claim.earlier))]
-                item["unstarted"] = min(round(claim.unstarted * 1000), _UNSTARTED)
+                item["unstarted"] = min(round(claim.unstarted * 1000), UNSTARTED)
                 keys += map(own.slot, claim.earlier)
             items.append(json.dumps(item))
         args: list[str | int | float] = [term.value, term.epoch, batch, *items]
@@ -306,7 +303,7 @@ class Ledger(LedgerReader):
             answer = self.store.run(
                 "crash",
                 [own.lease, own.unfinished, own.counts, *map(own.slot, chunk)],
-                [term.value, _UNSTARTED, *chunk],
+                [term.value, UNSTARTED, *chunk],
             )
             states += [str(text) for text in self._leading(answer)]
         return states
@@ -315,81 +312,6 @@ class Ledger(LedgerReader):
         """Slots that a leader has to look after now; a bare tick key where no record can be read."""
         keys = self.store.due_members(self._keys.unfinished)
         return [record or key for key, record in self.slots(keys).items()]
-
-    def begin(
-        self,
-        stamp: Stamp,
-        *,
-        run: str,
-        mode: str,
-        redelivered: bool,
-        run_lease: float,
-        worker: str,
-        task: str,
-        task_id: str,
-        asked: Sequence[str] = (),
-    ) -> Verdict:
-        """Ask whether the message with `stamp` may run now, and record the run `run` if so.
-
-        `asked` are the runs under which the same message asked before without seeing the answer.
-
-        Raises:
-            StoreUnavailable: no answer; ask again with the same `run`.
-        """
-        answer = self.store.run(
-            "begin",
-            [
-                self._keys.slot(stamp.key),
-                self._keys.epoch,
-                self._keys.observed,
-                self._keys.counts,
-                self._keys.unfinished,
-            ],
-            [
-                run,
-                stamp.epoch,
-                stamp.attempt,
-                stamp.run,
-                mode,
-                "1" if redelivered else "0",
-                round(run_lease * 1000),
-                round(self.settings.slot_retention * 1000),
-                worker,
-                stamp.key,
-                stamp.entry,
-                slot_to_us(stamp.slot),
-                task,
-                task_id,
-                f" {' '.join(asked)} ",
-            ],
-        )
-        if answer[0] == "refuse":
-            return Verdict("refuse", reason=str(answer[1]))
-        if answer[0] == "put_off":
-            return Verdict("put_off", seconds=int(answer[1]) / 1000)
-        return Verdict("run", new=not answer[1])
-
-    def finish(self, key: str, run: str, state: str, reason: str = "", retry_in: float = 0.0) -> bool:
-        """Record how the run ended (`done`, `failed`, `retrying`); False if it no longer held the slot.
-
-        `retry_in`: seconds until the retry is due.
-        """
-        answer = self.store.run(
-            "finish",
-            [self._keys.slot(key), self._keys.counts, self._keys.unfinished],
-            [run, state, reason[:500], round(retry_in * 1000) + _UNSTARTED],
-        )
-        return bool(answer[0])
-
-    def renew_runs(self, runs: Mapping[str, str], run_lease: float) -> dict[str, bool]:
-        """Extend the run leases of `runs` (tick key -> run); for each whether it still holds its slot."""
-        keys = list(runs)
-        answer = self.store.run(
-            "renew_run",
-            [self._keys.unfinished, *map(self._keys.slot, keys)],
-            [round(run_lease * 1000), *runs.values()],
-        )
-        return {key: bool(held) for key, held in zip(keys, answer, strict=True)}
 
     @staticmethod
     def _leading(answer: list[Any]) -> list[Any]:

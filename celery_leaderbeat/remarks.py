@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from celery_leaderbeat.clock import Clock
+from celery_leaderbeat.keys import Keys
 from celery_leaderbeat.settings import Settings
-from celery_leaderbeat.store import Keys
 from celery_leaderbeat.term import Term
 
 __all__ = ["Remarks"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_leaderbeat.store import Keys
+from celery_leaderbeat.keys import Keys
 from celery_leaderbeat.tick import slot_to_us
 from tests.protocol.ground import Ground
 from tests.protocol.replica import Fleet, Replica

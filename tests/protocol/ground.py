@@ -10,12 +10,12 @@ from typing import Any
 import redis
 from celery import Celery
 
+from celery_leaderbeat.keys import Keys
 from celery_leaderbeat.ledger import Ledger
 from celery_leaderbeat.orders import Orders
 from celery_leaderbeat.records import Claim, SlotRecord, UnsentRange, Verdict
 from celery_leaderbeat.release import Release
 from celery_leaderbeat.settings import Settings
-from celery_leaderbeat.store import Keys
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import Stamp, slot_to_us, tick_key
 

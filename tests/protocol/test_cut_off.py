@@ -7,7 +7,8 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from celery_leaderbeat.store import Keys, Store
+from celery_leaderbeat.keys import Keys
+from celery_leaderbeat.store import Store
 from tests.protocol.replica import TTL, Fleet, Replica
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from celery_leaderbeat.errors import StoreError
-from celery_leaderbeat.store import Keys, Store
+from celery_leaderbeat.keys import Keys
+from celery_leaderbeat.store import Store
 from tests.protocol.replica import Fleet
 from tests.support.servers import RedisServer
 from tests.support.waits import wait_for

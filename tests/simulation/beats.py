@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from celery_leaderbeat.keys import Keys
 from celery_leaderbeat.message import Message, Outcome
 from celery_leaderbeat.scheduler import Scheduler
-from celery_leaderbeat.store import Keys
 from tests.simulation.virtual import Process, VirtualClock
 
 if TYPE_CHECKING:

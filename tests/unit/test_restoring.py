@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from celery_leaderbeat.clock import Clock, FleetClock
+from celery_leaderbeat.keys import Keys
 from celery_leaderbeat.ledger import NotLeading
 from celery_leaderbeat.lost_claims import RECORDED_AGAIN
 from celery_leaderbeat.pauses import Pause
@@ -20,7 +21,7 @@ from celery_leaderbeat.records import Claim
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.restoring import Restorer
 from celery_leaderbeat.shadow import Shadow
-from celery_leaderbeat.store import Keys, Look
+from celery_leaderbeat.store import Look
 from celery_leaderbeat.term import Term
 from celery_leaderbeat.tick import tick_key
 from celery_leaderbeat.timeline import fingerprint

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from celery_leaderbeat.clock import Clock, FleetClock
+from celery_leaderbeat.keys import Keys
 from celery_leaderbeat.shadow import Shadow
 from celery_leaderbeat.shadow_reader import ShadowReader
-from celery_leaderbeat.store import Keys, Look
+from celery_leaderbeat.store import Look
 from celery_leaderbeat.tick import slot_to_us
 
 NOW = datetime.now(timezone.utc)
