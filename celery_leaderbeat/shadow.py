@@ -34,6 +34,9 @@ from celery_leaderbeat.tick import slot_to_us
 
 __all__ = ["Remembered", "Shadow"]
 
+#: A replica that hasn't looked for so long may have missed that another led: two looks are half as far apart.
+_OUT_OF_SIGHT = timedelta(seconds=1)
+
 
 @dataclass(frozen=True)
 class Remembered:
@@ -267,12 +270,19 @@ class Shadow:
             self.known_until = at
 
     def _note(self, behind: dict[str, int], until: datetime) -> None:
-        """Note a loss: what is stored has fallen behind, or further behind than it was."""
+        """Note a loss: what is stored has fallen behind, or further behind than it was.
+
+        Where nobody has looked for a while, another may have led, and its decisions be lost again, since the look that
+        showed as little.
+        """
         before, self._behind = self._behind, behind
         known = self.known_until
         if not behind:
             self.gap = None
-        elif known is not None and any(slot < before.get(name, sys.maxsize) for name, slot in behind.items()):
+        elif known is not None and (
+            until - known > _OUT_OF_SIGHT
+            or any(slot < before.get(name, sys.maxsize) for name, slot in behind.items())
+        ):
             since = known if self.gap is None else min(self.gap[0], known)
             self.gap = (since, max(since, until))
 

@@ -30,8 +30,9 @@ class ShadowReader:
     """Reads along while a replica stands by.
 
     The ledger's totals tell at each look whether anything was decided since the last one; only then the entries are
-    read again. That takes a sixth of the time at most, but where nobody leads it is done at once: data may have been
-    lost, and whoever is elected has to know.
+    read again. That takes a sixth of the time at most. Where nobody leads it is done at once, and at each look: data may
+    have been lost, and whoever is elected has to know. What was read after the look before doesn't tell: all may have been
+    put back by then, and lost again since, with totals that look the same.
 
     Parameters:
         store: the elector's connection.
@@ -77,7 +78,7 @@ class ShadowReader:
             self._shadow.another_leads()
         seen = (look.value, decided_in(look.counts))
         began = self._clock.clock.monotonic()
-        anew = seen != self._seen or began >= self._not_after
+        anew = not led or seen != self._seen or began >= self._not_after
         if anew and led and began < self._not_before:
             return
         try:

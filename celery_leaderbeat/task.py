@@ -14,7 +14,6 @@ from contextvars import ContextVar
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from celery import Task
 from celery.exceptions import Ignore, Reject
@@ -22,8 +21,8 @@ from celery.signals import celeryd_after_setup
 from celery.utils.nodenames import gethostname
 
 from celery_leaderbeat.backoff import backoff
-from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.errors import LeaderbeatError, StaleTick, StampError, StoreError, sentence
+from celery_leaderbeat.put_off import put_off, transport_of
 from celery_leaderbeat.records import Verdict
 from celery_leaderbeat.runs import Runs, new_run
 from celery_leaderbeat.settings import Settings
@@ -38,8 +37,6 @@ _FENCING = ("slot", "current", "observed")
 _ON_STALE = ("ignore", "reject")
 _WHEN_UNVERIFIABLE = ("retry", "run", "refuse")
 
-#: How long a worker tries to put an unacknowledged message off before it leaves it to the broker, in seconds.
-_PATIENCE = 10.0
 #: So many questions without an answer are remembered.
 _ASKED_AT_MOST = 8
 #: Headers that belong to one copy of a message, and not to a retry of its run.
@@ -53,8 +50,6 @@ _ATTEMPTS = 1_000_000
 _current: ContextVar[Tick | None] = ContextVar("leaderbeat_tick", default=None)
 #: The request whose body runs.
 _request: ContextVar[Any] = ContextVar("leaderbeat_request", default=None)
-#: The kinds of the brokers that were asked for, by app.
-_transports: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 class Tick:
@@ -214,7 +209,7 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
         if verdict.kind == "put_off":
             if request.is_eager:
                 self._refuse(stamp, "the slot is running elsewhere")
-            self._put_off(stamp, verdict)
+            put_off(self, stamp, verdict)
         if verdict.new:
             logger.warning(
                 "The ledger has no record of the slot %s: it has expired (leaderbeat_slot_retention), or this "
@@ -231,7 +226,7 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
         if stamp.put_off or (self.request.delivery_info or {}).get("redelivered"):
             return True
         # Other transports don't say.
-        return _transport(self.app) not in ("amqp", "redis")
+        return transport_of(self.app) not in ("amqp", "redis")
 
     def _unverifiable(self, stamp: Stamp, exc: StoreError) -> Verdict:
         if self.when_unverifiable == "run":
@@ -265,62 +260,6 @@ class FencedTask(Task):  # type: ignore[misc]  # Celery has no types
         if self.on_stale == "reject":
             raise Reject(reason, requeue=False)
         raise Ignore(reason)
-
-    def _put_off(self, stamp: Stamp, verdict: Verdict) -> None:
-        """Send the message again for later, and end this one. The task's own retries aren't used up.
-
-        Where the broker doesn't take it either, the worker keeps trying: a message that is acknowledged
-        already exists only here. One that isn't goes back to the queue after a while.
-        """
-        request = self.request
-        seconds = min(verdict.seconds, _held_at_most(self.app))
-        logger.info(
-            "Task %s[%s] put off for %.1f s: %s (slot %s).",
-            self.name,
-            request.id,
-            seconds,
-            verdict.reason or "the slot's run holds its lease",
-            stamp.key,
-            extra={"action": "put_off", "tick_key": stamp.key},
-        )
-        later = replace(stamp, put_off=stamp.put_off + 1)
-        headers = {**request.headers, **later.headers()}
-        clock, wait = Clock(), 0.1
-        patience = clock.monotonic() + _PATIENCE
-        while True:
-            try:
-                self.signature_from_request(
-                    request, countdown=seconds, retries=request.retries, headers=headers
-                ).apply_async()
-            except Exception as exc:
-                if self.acks_late and clock.monotonic() > patience:
-                    raise Reject(exc, requeue=True) from exc
-                logger.warning(
-                    "Task %s[%s] can't be put off (%r); trying again in %.1f s.",
-                    self.name,
-                    request.id,
-                    exc,
-                    wait,
-                    extra={"action": "put_off_failed", "tick_key": stamp.key},
-                )
-                clock.sleep(wait)
-                wait = min(wait * 2, 5.0)
-            else:
-                raise Ignore(f"put off for {seconds:.1f} s")
-
-
-def _transport(app: Any) -> str:
-    """The kind of the broker; asked once per app, since a connection takes longer to make up than a slot to begin."""
-    found = _transports.get(app)
-    if found is None:
-        found = _transports[app] = str(app.connection_for_read().transport.driver_type)
-    return found
-
-
-def _held_at_most(app: Any) -> float:
-    """Longest that a message may wait in a worker before the broker gives it out again, with a margin."""
-    timeout = (app.conf.broker_transport_options or {}).get("visibility_timeout")
-    return timeout / 2 if isinstance(timeout, (int, float)) and timeout > 0 else float("inf")
 
 
 @celeryd_after_setup.connect  # type: ignore[untyped-decorator]  # Celery has no types

@@ -4,7 +4,8 @@
 -- record goes on: its retry (the message names that run), and the redelivery of its message once the run's
 -- lease is over, which means that its worker died. Until then it is put off: should the run reject its message into the
 -- queue, the broker has no other. Where the entry says on_crash 'skip' or 'rerun' the redelivery of what died doesn't
--- run: nobody runs the slot again, or the leader does, as its next attempt.
+-- run: nobody runs the slot again, or the leader does, as its next attempt. Until the leader has decided that, it is put
+-- off too: a run that was only frozen, or cut off, still says how it ended.
 -- A message that never saw the answer to its question asks again: the run that it had asked for never began.
 -- An older epoch's message runs where the newer epoch that claimed the slot gave it back, missed or skipped it: it is
 -- the only copy.
@@ -32,7 +33,7 @@
 --      15 asked: the runs under which this message asked before without seeing the answer, between spaces
 -- Returns  {'run', what the record was before}   its state, '' if there was none
 --          {'refuse', reason, epoch of the record}
---          {'put_off', ms until the lease of the run that holds the record is over}
+--          {'put_off', ms until the lease of the run that holds the record is over, or as long as one}
 
 local run, epoch, attempt, after = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local mode, redelivered = ARGV[5], ARGV[6] == '1'
@@ -63,10 +64,14 @@ if begun and not asked and not (after ~= '' and after == holder) then
     return refuse('the run that this message belongs to no longer holds the slot')
   elseif state == 'running' then
     local left = (tonumber(record[6]) or 0) - now
-    if redelivered and left > 0 then
-      return {'put_off', left}
-    elseif not redelivered or record[8] == 'skip' or record[8] == 'rerun' then
+    if not redelivered then
       return refuse(left > 0 and 'the slot is running elsewhere' or 'the slot was begun by a worker that died')
+    elseif left > 0 then
+      return {'put_off', left}
+    elseif record[8] == 'skip' or record[8] == 'rerun' then
+      -- As long as the copy waits for the leader, the leader has to know of the slot.
+      redis.call('ZADD', KEYS[5], 'NX', whole(now), ARGV[10])
+      return {'put_off', tonumber(ARGV[7])}
     end
   elseif state == 'retrying' then
     return refuse('the slot waits for its retry')

@@ -23,6 +23,7 @@ _RERUN = Rules(prefer="missed", on_crash="rerun", max_attempts=2, elections=1, f
 _RERUN_BY_THE_NEXT = Rules(prefer="missed", on_crash="rerun", max_attempts=2, elections=2, faults=1)
 _RERUN_TWICE = Rules(prefer="missed", on_crash="rerun", max_attempts=2, elections=1, faults=2)
 _SKIP = Rules(prefer="missed", on_crash="skip", elections=1, faults=1)
+_SKIP_FROZEN = Rules(prefer="missed", on_crash="skip", elections=1, faults=3)
 
 
 @dataclass(frozen=True)
@@ -453,9 +454,23 @@ GUARDS = [
         "begin", "attempt", "elseif attempt < (tonumber(record[3]) or 1) then", "elseif false then", _RERUN
     ),
     Guard("begin", "refused before", "elseif state == 'refused' then", "elseif false then", None),
-    Guard("begin", "running elsewhere", "elseif not redelivered or", "elseif", _DUPLICATE_WORKERS),
-    Guard("begin", "on_crash skip", " or record[8] == 'skip'", "", _SKIP),
+    Guard("begin", "running elsewhere", "if not redelivered then", "if false then", _DUPLICATE_WORKERS),
+    Guard("begin", "on_crash skip", "record[8] == 'skip' or ", "", _SKIP),
     Guard("begin", "on_crash rerun", " or record[8] == 'rerun'", "", _RERUN),
+    Guard(
+        "begin",
+        "waits for the leader",
+        "return {'put_off', tonumber(ARGV[7])}",
+        "return refuse('the slot was begun by a worker that died')",
+        _SKIP_FROZEN,
+    ),
+    Guard(
+        "begin",
+        "the leader knows of it",
+        "redis.call('ZADD', KEYS[5], 'NX', whole(now), ARGV[10])",
+        "",
+        None,
+    ),
     Guard(
         "begin",
         "looked after",
@@ -463,7 +478,7 @@ GUARDS = [
         "",
         _RERUN,
     ),
-    Guard("begin", "run lease of the other", "if redelivered and left > 0 then", "if false then", None),
+    Guard("begin", "run lease of the other", "elseif left > 0 then", "elseif false then", None),
     Guard("begin", "ended", "return refuse('the slot is ' .. state)", "", _WORKERS),
     Guard("begin", "waits for its retry", "return refuse('the slot waits for its retry')", "", _WORKERS),
     Guard("begin", "belongs to the run", "if after ~= holder_after then", "if false then", None),

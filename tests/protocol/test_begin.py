@@ -132,19 +132,56 @@ def test_a_redelivery_runs_once_its_worker_has_died(ground: Ground) -> None:
     assert ground.ledger.counts()["started"] == 1
 
 
-@pytest.mark.parametrize("on_crash", ["skip", "rerun"])
-def test_where_the_leader_looks_after_dead_runs_the_redelivery_of_one_is_refused(
-    ground: Ground, on_crash: str
+@pytest.mark.parametrize(
+    ("on_crash", "decided", "reason"),
+    [
+        ("skip", "abandoned", "the slot is abandoned"),
+        ("rerun", "returned", "a newer attempt of the slot was sent"),
+    ],
+)
+def test_where_the_leader_looks_after_dead_runs_a_redelivery_waits_for_its_decision_and_is_refused(
+    ground: Ground, on_crash: str, decided: str, reason: str
 ) -> None:
     term = ground.elect()
     ground.claim(term, 1, on_crash=on_crash, max_attempts=3)
     ground.start(1, term.epoch, "r1")
     ground.let_run_lease_end(1)
-    before = ground.fields(1)
-    verdict = ground.begin(1, term.epoch, "r2", redelivered=True)
-    assert (verdict.kind, verdict.reason) == ("refuse", "the slot was begun by a worker that died")
-    assert ground.fields(1) == before
-    assert ground.unfinished() == {ground.key(1)}
+    before = ground.everything()
+    for run in ("r2", "r3"):
+        verdict = ground.begin(1, term.epoch, run, redelivered=True, run_lease=20)
+        assert (verdict.kind, verdict.seconds) == ("put_off", 20)
+    assert ground.everything() == before
+    assert ground.crash(term, 1) == [decided]
+    verdict = ground.begin(1, term.epoch, "r4", redelivered=True)
+    assert (verdict.kind, verdict.reason) == ("refuse", reason)
+
+
+@pytest.mark.parametrize("on_crash", ["skip", "rerun"])
+def test_a_run_that_was_only_frozen_may_reject_its_message_that_the_broker_has_no_longer(
+    ground: Ground, on_crash: str
+) -> None:
+    """Nobody leads, and so nobody has taken it for dead, but for a redelivery."""
+    term = ground.elect()
+    ground.claim(term, 1, on_crash=on_crash, max_attempts=3)
+    ground.start(1, term.epoch, "r1")
+    ground.let_run_lease_end(1)
+    assert ground.begin(1, term.epoch, "r2", redelivered=True).kind == "put_off"
+    assert ground.finish(1, "r1", "requeued")
+    assert ground.begin(1, term.epoch, "r3", redelivered=True).kind == "run"
+
+
+@pytest.mark.parametrize("on_crash", ["skip", "rerun"])
+def test_a_redelivery_that_waits_for_the_leader_sees_to_it_that_the_leader_knows_of_the_slot(
+    ground: Ground, on_crash: str
+) -> None:
+    """As where the list of what is to be looked after was evicted: else it would wait for ever."""
+    term = ground.elect()
+    ground.claim(term, 1, on_crash=on_crash, max_attempts=3)
+    ground.start(1, term.epoch, "r1")
+    ground.let_run_lease_end(1)
+    ground.client.delete(ground.keys.unfinished)
+    assert ground.begin(1, term.epoch, "r2", redelivered=True).kind == "put_off"
+    assert [record.key for record in ground.ledger.unfinished()] == [ground.key(1)]
 
 
 @pytest.mark.parametrize("on_crash", ["auto", "skip", "rerun"])
@@ -510,9 +547,7 @@ def _expected(case: _Case) -> str:
             return "refuse"
         if case.state == "retrying" or case.belongs != "retry of the run before" or not case.redelivered:
             return "refuse"
-        if not case.lease_over:
-            return "put_off"
-        return "run" if case.on_crash == "auto" else "refuse"
+        return "run" if case.lease_over and case.on_crash == "auto" else "put_off"
     return "refuse" if case.behind else "run"
 
 

@@ -132,7 +132,7 @@ def test_what_died_in_mid_run_is_run_again_to_its_end_and_the_dead_run_says_noth
 
 @_each(
     Rules(prefer="missed", on_crash="skip", elections=2, faults=1),
-    Rules(prefer="missed", on_crash="skip", elections=1, faults=2),
+    Rules(prefer="missed", on_crash="skip", elections=1, faults=3),
     Rules(prefer="duplicate", on_crash="skip", elections=1, faults=2),
 )
 def test_where_a_crash_is_to_be_skipped_a_slot_is_run_at_most_once(
@@ -175,7 +175,7 @@ def test_more_of_everything_changes_nothing(check: Callable[[Rules], None], rule
     Rules(prefer="duplicate", elections=1, faults=3),
     Rules(prefer="missed", elections=2, faults=3),
     Rules(prefer="missed", on_crash="rerun", max_attempts=3, elections=1, faults=3),
-    Rules(prefer="missed", on_crash="skip", elections=1, faults=3),
+    Rules(prefer="duplicate", on_crash="skip", elections=1, faults=3),
 )
 def test_three_faults_in_one_story_change_nothing(check: Callable[[Rules], None], rules: Rules) -> None:
     check(rules)

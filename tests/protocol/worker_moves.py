@@ -197,20 +197,27 @@ class WorkerMoves:
             past = past._replace(ended=True)
         world = world._replace(image=image, past=put(world.past, slot, past))
         if state == "requeued":
-            return _queue(_set(world, number, None), worker.message._replace(redelivered=True))
+            return self._left(world, number, worker)
         return _set(world, number, worker._replace(phase="ended") if self._rules.acks_late else None)
+
+    def _left(self, world: World, number: int, worker: Worker) -> World:
+        """A worker leaves its message to the broker, which has delivered it again before if it heard no more of it."""
+        rest = _set(world, number, None)
+        return rest if worker.cut_off else _queue(rest, worker.message._replace(redelivered=True))
 
     def _mishap(self, world: World, number: int, worker: Worker) -> Iterator[Move]:
         slot = worker.message.slot
-        again = worker.message._replace(redelivered=True)
         gone = _fault(_set(world, number, None))
         if self._rules.acks_late:
-            yield f"the worker of {worker.run} dies", False, _queue(gone, again)
-            yield (
-                f"the broker delivers the message of {worker.run} twice",
-                False,
-                _fault(_queue(world, again)),
-            )
+            yield f"the worker of {worker.run} dies", False, _fault(self._left(world, number, worker))
+            if not worker.cut_off:
+                twice = _set(world, number, worker._replace(cut_off=True))
+                again = worker.message._replace(redelivered=True)
+                yield (
+                    f"the broker delivers the message of {worker.run} again",
+                    False,
+                    _fault(_queue(twice, again)),
+                )
         else:
             # Where the leader looks after dead runs, it isn't needed that the broker does.
             lost = world.past[slot]._replace(lost=self._rules.on_crash == "auto")

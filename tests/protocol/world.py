@@ -40,12 +40,16 @@ class Leader(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """A run: running, retry sent, or ended (the message isn't acknowledged yet). Frozen: longer than its lease."""
+    """A run: running, retry sent, or ended (the message isn't acknowledged yet). Frozen: longer than its lease.
+
+    Cut off: the broker has delivered its message again, and hears no more of it from this worker.
+    """
 
     message: Message
     run: str
     phase: str
     frozen: bool
+    cut_off: bool = False
 
 
 class Past(NamedTuple):

@@ -115,8 +115,8 @@ BUGS = (
     Bug(
         "begin's run lease of the other",
         "begin",
-        "if redelivered and left > 0 then",
-        "if false then",
+        "elseif left > 0 then",
+        "elseif false then",
         "run lease of the other",
     ),
     Bug(

@@ -232,8 +232,7 @@ def go_back(world: World, copy: Copy) -> None:
     client.flushdb()
     for key, (ttl, value) in copy.items():
         client.restore(key, max(ttl, 0), value)
-    if not copy:
-        world.journal.emptied()
+    world.journal.went_back((client.get(world.ledger().store.keys.lease) or b"").decode())
 
 
 class Losses(Mischief):

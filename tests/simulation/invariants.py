@@ -61,10 +61,11 @@ def judge(world: World, until: datetime, after: datetime | None = None) -> Verdi
         held_up = any(_Slot(slot, entry, world.journal, [], False).holds_up for slot in earlier)
         holding = unfinished(world, name)
         for slot in audit.slots:
+            judged = _Slot(slot, entry, world.journal, runs[slot.key], held_up)
+            # Also one that isn't judged.
+            held_up = held_up or judged.holds_up
             if after is not None and slot.slot <= after:
                 continue
-            judged = _Slot(slot, entry, world.journal, runs[slot.key], held_up)
-            held_up = held_up or judged.holds_up
             judged.asked_for_in_vain = bool(holding - {slot.key}) and " has asked for it" in slot.reason
             verdict.broken += [f"{slot.key} ({slot.end}: {slot.reason}): {what}" for what in judged.broken()]
     verdict.broken += _early(world.journal)
@@ -186,10 +187,12 @@ class _Slot:
         if self.end in _SENT and not self.copies:
             yield "no message of it has ever reached the broker"
         if self.end in ("missed", "skipped"):
-            # An earlier attempt may have run, and died.
+            # An earlier attempt may have run, and died; also one whose first run had put its message back.
             attempt = self.slot.record.attempt if self.slot.record else 1
             latest = [
-                run for run in self.runs if run.attempt >= attempt or (run.ended and not self.asked_for)
+                run
+                for run in self.runs
+                if run.attempt >= attempt or (run in self.ended and not self.asked_for)
             ]
             if latest:
                 yield f"it ran: {latest}"

@@ -308,6 +308,11 @@ class Journal:
         if self._given_up.get(key, due + 1) <= due:
             self.violate(f"{key} is published, and counts as missed already")
 
+    def went_back(self, lease: str) -> None:
+        """Redis has lost data, and holds this lease now: a leader of another hasn't heard of that yet."""
+        if lease != self._lease[0]:
+            self._emptied.add(self._epoch)
+
     def trusted(self, key: str, epoch: int) -> None:
         """A leader relies on its own clock for being the leader, and is about to publish."""
         leads = Term.read(self._lease[0]).epoch if self._lease[0] else 0

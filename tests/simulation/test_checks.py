@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from celery_leaderbeat.audit import Explanation
 from celery_leaderbeat.orders import Orders
-from tests.simulation.faults import Faults
-from tests.simulation.invariants import judge
-from tests.simulation.journal import Journal
+from celery_leaderbeat.records import SlotRecord
+from tests.simulation.faults import Faults, Replaced
+from tests.simulation.invariants import _Slot, judge
+from tests.simulation.journal import Journal, Run
 from tests.simulation.virtual import Hub, Process
 from tests.simulation.world import BEGAN, World
 from tests.support.faketime_server import FrozenServer
@@ -94,3 +97,73 @@ def test_what_is_asked_for_may_wait_for_an_unfinished_slot_and_for_nothing_else(
         assert [text.rpartition(": ")[2] for text in broken] == (
             ["overdue isn't an explanation"] if message_leaves else []
         )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_slot_may_wait_for_one_of_before_a_loss_and_for_nothing_else(
+    frozen_server: FrozenServer, workers: int
+) -> None:
+    """The slot of 03:00:10 isn't judged; nobody begins it, or it is done, and then its leader is gone."""
+    policy = {"overlap": "queue", "catch_up": "all"}
+    job = {"task": "fenced.late", "schedule": 10.0, "options": {"leaderbeat": policy}}
+    world = World(frozen_server, 1, {"job": job}, beats=1, workers=workers)
+    with world.living():
+        world.start()
+        world.run(15.0)
+        world.tended = False
+        world.kill(world.replicas[0].process)
+        world.run(10.0)
+        broken = judge(world, _BEGAN + timedelta(seconds=21), after=_BEGAN + timedelta(seconds=11)).broken
+        assert [text.rpartition(": ")[2] for text in broken] == (
+            ["overdue isn't an explanation"] if workers else []
+        )
+
+
+@pytest.mark.parametrize(
+    ("ended", "attempt", "broken"),
+    [
+        ("requeued", 1, False),
+        ("retrying", 1, False),
+        ("", 1, False),
+        ("failed", 1, True),
+        ("done", 1, True),
+        ("requeued", 2, True),
+    ],
+)
+def test_a_slot_that_counts_as_missed_may_have_been_begun_as_an_earlier_attempt_and_not_have_ended(
+    ended: str, attempt: int, broken: bool
+) -> None:
+    """Its second attempt is unconfirmed."""
+    table = {"state": "unconfirmed", "slot": str(BEGAN), "attempt": "2", "on_crash": "rerun"}
+    missed = Explanation("job@now", _BEGAN, "missed", "unconfirmed", True, SlotRecord.read("job@now", table))
+    run = Run("run", "job@now", 1, attempt, BEGAN, None, BEGAN, ended)
+    job = {"task": "fenced.late", "options": {"leaderbeat": {"on_crash": "rerun"}}}
+    found = [what for what in _Slot(missed, job, Journal(Hub(BEGAN)), [run], False)._sent() if "ran" in what]
+    assert bool(found) == broken
+
+
+def test_whoever_finds_the_lease_lost_wakes_those_who_are_connected(frozen_server: FrozenServer) -> None:
+    world = World(frozen_server, 1, {}, beats=0, make_faults=Replaced)
+    woken: list[str] = []
+    with world.living():
+        for name in ("near", "cut off", "dead"):
+            process = Process(name, "beat")
+            process.alive = name != "dead"
+            world.listens(process, name, functools.partial(woken.append, name))
+        assert isinstance(world.faults, Replaced)
+        world.faults._cut("cut off", 5.0)
+        world.ledger().store.wake()
+        assert woken == ["near"]
+
+
+@pytest.mark.parametrize(("holds", "broken"), [("ours", True), ("another's", False), ("", False)])
+def test_a_leader_may_rely_on_its_own_clock_until_it_hears_that_its_lease_was_lost_with_other_data(
+    holds: str, broken: bool
+) -> None:
+    hub = Hub(BEGAN)
+    journal = Journal(hub)
+    journal._epoch, journal._lease = 7, ("ours", BEGAN + 5)
+    journal.went_back(holds)
+    journal._lease = ("", 0)
+    journal.trusted("job@now", 7)
+    assert bool(journal.violations) == broken

@@ -363,10 +363,10 @@ class World:
         return sum(process.alive and self.faults.subscription(process) > 0 for process, _ in ears)
 
     def answered(self, script: str, answer: Any) -> None:
-        """A script has answered: a released lease wakes who listens."""
-        if script == "release" and answer == 1:
-            for process, wake in self._ears.values():
-                if process.alive:
+        """A script has answered: a lease that is released, or found to be lost, wakes who listens."""
+        if script == "wake" or (script == "release" and answer == 1):
+            for process, wake in list(self._ears.values()):
+                if process.alive and self.faults.subscription(process) > 0:
                     wake()
 
     def tell(self, broken: Sequence[str]) -> str:

@@ -348,6 +348,62 @@ def test_with_on_crash_skip_the_redelivery_is_refused_and_the_slot_is_abandoned(
     assert scene.runs("end") == []
 
 
+#: A task that rejects its message into the queue at its first run, whether it is told that the broker has delivered it again
+#: or not.
+BACK_ONCE = """
+import os, sys, time
+
+from celery.exceptions import Reject
+
+from celery_leaderbeat import FencedTask
+
+note = sys.modules["tests.support.project"].note
+
+
+@app.task(name="project.back_once", bind=True, base=FencedTask, acks_late=True, reject_on_worker_lost=True)
+def back_once(self, seconds):
+    note(self, "start")
+    try:
+        os.close(os.open(os.environ["LB_LOG"] + ".back", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        note(self, "end")
+    else:
+        time.sleep(seconds)
+        note(self, "requeue")
+        raise Reject("not now", requeue=True)
+"""
+
+
+@pytest.mark.matrix("valkey")
+@pytest.mark.conf(broker_transport_options=IMPATIENT)
+@pytest.mark.schedule(job("back_once", "skip", kwargs={"seconds": 1.5}))
+def test_a_run_that_was_only_frozen_may_put_its_message_back_which_redis_has_given_to_another(
+    scene: Scene,
+) -> None:
+    """And nobody leads who could decide that it has died."""
+    due_since(scene)
+    env = plugin(scene, run_lease(LEASE), NOTES_REFUSALS, BACK_ONCE)
+    frozen = scene.start_worker(env=env)
+    beat = start_beat(scene)
+    first_run(scene)
+    beat.terminate()
+    beat.wait()
+    frozen.freeze()
+    key = slot_of(scene)
+    over = wait_for(
+        lambda: float(scene.slot(key).get("run_until", 0)) / 1000, PATIENCE, "the run has a lease"
+    )
+    other = scene.start_worker(env=env)
+    other.wait_for_log("put off for", PATIENCE)
+    wait_for(lambda: time.time() > over, PATIENCE, "its lease is over")
+    seen = len(other.find("put off for"))
+    wait_for(lambda: len(other.find("put off for")) > seen, PATIENCE, "the copy goes on waiting")
+    frozen.thaw()
+    has_ended(scene)
+    assert refusals(scene) == []
+    assert len(scene.runs("requeue")) == len(ends(scene, key)) == 1
+
+
 # A visibility timeout shorter than the run
 
 

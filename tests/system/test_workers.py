@@ -641,6 +641,27 @@ def test_a_redelivery_of_a_run_that_is_alive_has_no_effect(scene: Scene) -> None
     assert len(refused) <= 12 * slots, "copies don't multiply"
 
 
+@pytest.mark.matrix("valkey+rabbitmq")
+@pytest.mark.conf(task_default_queue_type="quorum", task_default_exchange_type="topic")
+def test_what_is_put_off_again_and_again_comes_back_each_time_from_quorum_queues(scene: Scene) -> None:
+    """RabbitMQ delays it itself, in queues that drop a message which comes to them twice."""
+    env = plugin(scene, SHORT_LEASE, NOTES_REFUSALS)
+    way = scene.proxy(scene.rabbit.port)
+    scene.start_worker(env={**env, "CELERY_BROKER_URL": way.amqp_url(scene.vhost)})
+    key, _ = one_slot(scene, schedule=every_second("acks_late", kwargs={"seconds": 5}))
+    wait_for(lambda: starts(scene, key), PATIENCE, "the run begins")
+    scene.start_worker(env=env)
+    way.cut()
+    wait_for(lambda: state(scene, key) == "done", PATIENCE, lambda: f"done: {scene.slot(key)}")
+
+    def refused() -> set[str]:
+        return {each.reason for each in refusals(scene) if each.key == key}
+
+    wait_for(lambda: refused() == {"the slot is done"}, PATIENCE, "its copy comes once more, and is refused")
+    assert len(starts(scene, key)) == 1
+    assert max(record.put_off for record in scene.publishes() if record.key == key) >= 2
+
+
 @pytest.mark.matrix("valkey")
 @pytest.mark.conf(broker_transport_options=IMPATIENT)
 def test_check_stops_a_frozen_run_whose_slot_went_to_another_worker(scene: Scene) -> None:

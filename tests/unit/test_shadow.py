@@ -154,9 +154,21 @@ def test_what_was_decided_between_the_last_look_and_the_loss_is_not_known() -> N
     shadow.unchanged(at(6))
     shadow.see({}, at(7), at(7.5))
     assert shadow.gap == (at(6), at(7.5))
-    shadow.unchanged(at(9))
-    assert slots(shadow, 10) == {"job": at(4)}
+    shadow.unchanged(at(7.51))
+    assert slots(shadow, 7.52) == {"job": at(4)}
     assert shadow.gap == (at(6), at(7.5)), "later looks saw that nobody led"
+
+
+@pytest.mark.parametrize("by", ["a look", "an election"])
+def test_who_has_not_looked_for_a_while_does_not_know_whether_all_was_lost_once_more(by: str) -> None:
+    """Another may have been elected meanwhile, and have sent, and its decisions be lost: the ledger is as empty as before."""
+    shadow = seen((5, {"job": text(4)}), (6, {}))
+    assert shadow.gap == (at(5), at(6))
+    if by == "a look":
+        shadow.see({}, at(7), at(7))
+    else:
+        slots(shadow, 7)
+    assert shadow.gap == (at(5), at(7))
 
 
 def test_a_loss_that_shows_only_to_the_new_leader_has_a_gap_up_to_then() -> None:
@@ -179,10 +191,10 @@ def test_a_leader_has_no_gap_while_nobody_else_could_lead() -> None:
 def test_a_second_loss_widens_the_gap() -> None:
     shadow = seen((5, {"job": text(4), "other": text(4)}), (6, {"other": text(5)}))
     assert shadow.gap == (at(5), at(6))
-    shadow.see({"other": text(8)}, at(8), at(8))
+    shadow.see({"other": text(5.9)}, at(6.01), at(6.01))
     assert shadow.gap == (at(5), at(6)), "the same loss"
-    shadow.see({}, at(10), at(10))
-    assert shadow.gap == (at(5), at(10))
+    shadow.see({}, at(6.02), at(6.02))
+    assert shadow.gap == (at(5), at(6.02))
 
 
 def test_a_gap_is_over_when_all_that_was_lacking_is_there_again() -> None:
@@ -206,14 +218,14 @@ def test_nothing_is_recalled_where_nothing_is_lacking() -> None:
 
 def test_slots_that_came_due_in_the_gap_may_have_been_sent() -> None:
     shadow = seen((5.5, {"job": text(5)}), (9.5, {}))
-    found = recall(shadow, {"job": plan()}, {}, at(12))
+    found = recall(shadow, {"job": plan()}, {}, at(9.51))
     assert found == {"job": Recalled(text(5), at(6), at(9), 4)}
 
 
 def test_an_entry_with_nothing_in_the_gap_keeps_all_its_slots() -> None:
     day = timedelta(days=1)
     shadow = seen((5.5, {"job": text(0, fingerprint(day))}), (9.5, {}))
-    found = recall(shadow, {"job": plan(day)}, {}, at(12))
+    found = recall(shadow, {"job": plan(day)}, {}, at(9.51))
     assert found == {"job": Recalled(text(0, fingerprint(day)))}
 
 
@@ -241,12 +253,12 @@ def test_a_leader_that_kept_its_trust_misses_nothing() -> None:
 def test_a_slot_that_is_to_be_sent_after_the_gap_is_not_missed() -> None:
     late = plan(jitter=59.0)
     shadow = seen((5.5, {"job": text(5)}), (6.0, {}))
-    assert recall(shadow, {"job": late}, {}, at(12))["job"].first is None
+    assert recall(shadow, {"job": late}, {}, at(6.01))["job"].first is None
 
 
 def test_what_an_earlier_schedule_had_due_is_left_to_the_change() -> None:
     shadow = seen((5.5, {"job": text(5, "interval:1us")}), (9.5, {}))
-    assert recall(shadow, {"job": plan()}, {}, at(12))["job"].first is None
+    assert recall(shadow, {"job": plan()}, {}, at(9.51))["job"].first is None
 
 
 def test_a_schedule_that_fails_misses_all_of_the_gap() -> None:
@@ -256,7 +268,7 @@ def test_a_schedule_that_fails_misses_all_of_the_gap() -> None:
 
     shadow = seen((5.5, {"job": text(5, "x")}), (9.5, {}))
     failing = Plan("job", None, Failing(), "x", Policy())
-    known = recall(shadow, {"job": failing}, {}, at(12))["job"]
+    known = recall(shadow, {"job": failing}, {}, at(9.51))["job"]
     assert (known.last, known.count) == (at(9.5), 0)
 
 

@@ -130,3 +130,16 @@ def test_the_entries_are_read_before_an_election_however_lately_they_were_read(r
     assert not shadow.lacks, "it isn't read again so soon"
     reads.look(_look(""))
     assert shadow.lacks
+
+
+def test_where_nobody_leads_it_is_seen_that_what_was_put_back_after_the_last_look_is_lost_again(
+    reader: Reader,
+) -> None:
+    """The lease and the totals look the same: another was elected, put all back, and lost all, in between."""
+    reads, shadow, store = reader
+    reads.look(_look(claimed=2))
+    reads.look(_look(""))
+    assert not shadow.lacks, "it was put back before it was read"
+    store.entries = {}
+    reads.look(_look(""))
+    assert shadow.lacks

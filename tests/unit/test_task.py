@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_leaderbeat import task
+from celery_leaderbeat import put_off
 
 
 def test_an_app_is_asked_once_for_the_kind_of_its_broker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,5 +25,5 @@ def test_an_app_is_asked_once_for_the_kind_of_its_broker(monkeypatch: pytest.Mon
         return app
 
     memory, redis = app_of("memory://"), app_of("redis://nowhere")
-    assert [task._transport(app) for app in (memory, redis, memory, redis)] == ["memory", "redis"] * 2
+    assert [put_off.transport_of(app) for app in (memory, redis, memory, redis)] == ["memory", "redis"] * 2
     assert asked == ["memory://", "redis://nowhere"]
