@@ -169,12 +169,14 @@ class Dispatcher:
         # What the ledger wasn't told in this round must not look like a claim that nobody published.
         self._sender.settle()
         doubtful = self._sweep.run()
+        if self._restorer.is_incomplete():
+            # What the sweep didn't find may be lost, too: it isn't settled by that.
+            self._term = None
+            self._begin(term)
+            return
         self._restorer.swept(doubtful)
         if doubtful:
             self._sweep_at = self._monotonic() + _SWEEP_EVERY / 4
-        if self._restorer.is_incomplete():
-            self._term = None
-            self._begin(term)
 
     def _look_at_orders(self, term: Term) -> None:
         if self._requested is None or self._monotonic() < self._look_at:
