@@ -123,7 +123,9 @@ class Elector:
         self._lease = Lease(settings, clock, self._store, holder, attributes)
         self._members = Membership(settings, self._store, holder)
         self._remarks = Remarks(settings, clock.clock)
-        self.sight = Sight(clock, self._store, self._listener, self.shadow, holder)
+        self.sight = Sight(
+            clock, self._store, self._listener, self.shadow, holder, named_within=3 * settings.renew_interval
+        )
         self._standby = Standby(
             settings=settings,
             clock=clock.clock,

@@ -41,19 +41,30 @@ class Sight:
         listener: whose subscription the others look at.
         shadow: what is known of the ledger.
         holder: the identity of this replica.
+        named_within: within so many seconds after their names were lost, others have said them again.
     """
 
     def __init__(
-        self, clock: FleetClock, store: Store, listener: Listener, shadow: Shadow, holder: str
+        self,
+        clock: FleetClock,
+        store: Store,
+        listener: Listener,
+        shadow: Shadow,
+        holder: str,
+        named_within: float,
     ) -> None:
         self._clock = clock
         self._store = store
         self._listener = listener
         self._shadow = shadow
         self._holder = holder
+        self._named_within = named_within
         self._lock = threading.Lock()
         self._subscription = 0
         self._others: frozenset[str] = frozenset()
+        # Those that were there when all was lost, and until when they count though they may be cut off, and nameless.
+        self._before: frozenset[str] = frozenset()
+        self._before_until = float("-inf")
         # Others whose names aren't known; there may be some until a look has counted.
         self._unknown = 1
         self._at: datetime | None = None
@@ -83,12 +94,19 @@ class Sight:
             self._touched = self._clock.clock.monotonic()
             if look is not None:
                 listening = (look.subscribers or 0) - self._listener.subscribed
-                self._others = frozenset(look.replicas) - {self._holder}
-                self._unknown = max(listening - len(self._others), 0)
+                named = frozenset(look.replicas) - {self._holder}
+                self._unknown = max(listening - len(named), 0)
+                self._others = named | (self._before if self._touched < self._before_until else frozenset())
         self._shadow.held(at)
 
     def begins(self, at: datetime) -> None:
         """A term of this replica began at `at`; who else is there isn't known yet."""
+        with self._lock:
+            if self._shadow.led_last:
+                self._before = self._others
+                self._before_until = self._clock.clock.monotonic() + self._named_within
+            else:
+                self._before_until = float("-inf")
         self.held(at, self.before())
         with self._lock:
             self._unknown = 1

@@ -45,7 +45,7 @@ class Cut:
             clock=SimpleNamespace(monotonic=lambda: self.now), utcnow=lambda: AT + timedelta(seconds=self.now)
         )
         self.shadow = shadow = Shadow()
-        self.sight = Sight(clock, store, listener, shadow, "one")
+        self.sight = Sight(clock, store, listener, shadow, "one", named_within=15.0)
         # It hears wake-ups itself.
         look = Look(None, 0, 0.0, 3 + unknown, {}, {}, ["one", "two", "three"])
         shadow.leads(AT + timedelta(seconds=15))
@@ -113,6 +113,30 @@ def test_who_saw_its_lease_lost_and_gets_no_answer_then_does_not_know_who_led_si
     leader.now = 9.0
     leader.sight.look_back()
     assert leader.silence_at(9.0) == inf, "that is no question once another was seen to lead"
+
+
+@pytest.mark.parametrize(("after", "counts"), [(14.0, True), (16.0, False)])
+def test_others_that_were_there_when_all_was_lost_count_for_a_while_though_nothing_is_seen_of_them(
+    after: float, counts: bool
+) -> None:
+    """They may be cut off, come back, be elected, and die with the data, all before they have said their names again."""
+    leader = Cut(stood=True)
+    leader.sight.begins(AT)
+    leader.now = after
+    leader.sight.held(AT, leader.sight.before(), Look(None, 0, 0.0, 1, {}, {}, ["one"]))
+    leader.now += 2.0
+    leader.sight.look_back()
+    assert leader.silence_at(leader.now) == (-inf if counts else inf)
+
+
+def test_others_of_an_earlier_time_do_not_count_where_another_led_since() -> None:
+    leader = Cut(stood=True)
+    leader.shadow.another_leads()
+    leader.sight.begins(AT)
+    leader.sight.held(AT, leader.sight.before(), Look(None, 0, 0.0, 1, {}, {}, ["one"]))
+    leader.now = 2.0
+    leader.sight.look_back()
+    assert leader.silence_at(2.0) == inf
 
 
 def test_the_silence_begins_when_all_are_back_and_again_when_one_was_away() -> None:
