@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import pickle
 import secrets
+import shutil
 import sys
 import tempfile
 import time
@@ -29,7 +30,11 @@ def main() -> int:
     parser.add_argument("--server", choices=("valkey", "redis", "redis62"), default="valkey")
     parser.add_argument("--faults", help=f"kinds of faults, with commas between: {', '.join(KINDS)}")
     parser.add_argument("--svg", type=Path, help="draw the run into this file")
-    parser.add_argument("--keep", type=Path, help="keep journals, logs and the history in this directory")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        help="keep journals, logs and the history in this directory (where something is wrong, they are kept anyhow)",
+    )
     parser.add_argument("--plan", action="store_true", help="print the plan of the seed and do nothing")
     parser.add_argument("--judge", type=Path, help="judge a history that was kept, and do nothing else")
     options = parser.parse_args()
@@ -69,9 +74,13 @@ def main() -> int:
                 kinds=kinds,
                 say=lambda line: print(line, flush=True),
             )
-        history, verdict = outcome.history, outcome.verdict
-        if options.keep:
-            (options.keep / "history.pickle").write_bytes(pickle.dumps(history))
+            history, verdict = outcome.history, outcome.verdict
+            (directory / "history.pickle").write_bytes(pickle.dumps(history))
+            if not options.keep and not verdict.sound:
+                # Another run of the same seed has other timings, and may find nothing.
+                kept = Path(tempfile.mkdtemp(prefix=f"chaos-{seed}-")) / "run"
+                shutil.copytree(directory, kept)
+                print(f"journals, logs and the history are kept in {kept}")
         print(f"took {time.monotonic() - began:.0f} s")
     print(report(history, verdict))
     if options.svg:
