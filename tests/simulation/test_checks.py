@@ -10,6 +10,7 @@ import pytest
 from celery_leaderbeat.audit import Explanation
 from celery_leaderbeat.orders import Orders
 from celery_leaderbeat.records import SlotRecord
+from tests.simulation.entries import entry
 from tests.simulation.faults import Faults, Replaced
 from tests.simulation.invariants import _Slot, judge
 from tests.simulation.journal import Journal, Run
@@ -167,3 +168,12 @@ def test_a_leader_may_rely_on_its_own_clock_until_it_hears_that_its_lease_was_lo
     journal._lease = ("", 0)
     journal.trusted("job@now", 7)
     assert bool(journal.violations) == broken
+
+
+def test_a_setting_of_one_world_does_not_reach_the_next(frozen_server: FrozenServer) -> None:
+    entries = {"job": entry("plain.early", 5.0, {})}
+    clocks = []
+    for conf in ({"leaderbeat_clock": "local", "leaderbeat_lease_ttl": 3}, {"leaderbeat_lease_ttl": 5}, {}):
+        with World(frozen_server, 1, entries, conf=conf).living() as world:
+            clocks.append((world.settings.clock, world.settings.lease_ttl))
+    assert clocks == [("local", 3.0), ("redis", 5.0), ("redis", 15.0)]

@@ -38,15 +38,19 @@ class VirtualApp(Celery):
     def __init__(self) -> None:
         super().__init__("simulation", broker="redis://nowhere", set_as_current=False)
         self.world: World | None = None
+        self._given: set[str] = set()
         self.conf.broker_transport_options = {"visibility_timeout": VISIBILITY}
         for name, (base, acks_late) in TASKS.items():
             self.task(_body, name=name, base=base, bind=True, acks_late=acks_late, max_retries=8)
         self.finalize()
 
     def attach(self, world: World, conf: Mapping[str, Any]) -> None:
-        """Belong to a world from now on."""
+        """Belong to a world from now on; nothing that another had set stays."""
         self.world = world
+        for name in self._given - conf.keys():
+            self.conf.pop(name)
         self.conf.update(conf)
+        self._given = set(conf)
         self.forget()
 
     def forget(self) -> None:
