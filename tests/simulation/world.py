@@ -107,9 +107,13 @@ def _replace(patch: pytest.MonkeyPatch, name: str, original: Any, instead: Any, 
             for package, _, short in [path.partition(".")]
             if package == "celery_leaderbeat"
         ]
+    replaced = set()
     for short, module in _modules:
         if (not where or short in where) and module.__dict__.get(name) is original:
             patch.setattr(module, name, instead)
+            replaced.add(short)
+    # What has moved would otherwise wait for real, for a time that never comes.
+    assert replaced >= {*where}, (name, where)
 
 
 @dataclass
@@ -203,7 +207,7 @@ class World:
             uuid4=lambda: uuid.UUID(int=self.rng.getrandbits(128)), uuid5=uuid.uuid5, UUID=uuid.UUID
         )
         stand_ins = {
-            "Clock": (Clock, lambda: VirtualClock(hub), ("task", "runs")),
+            "Clock": (Clock, lambda: VirtualClock(hub), ("put_off", "runs")),
             "Listener": (Listener, sim_listener(self), ("election", "standby")),
             "Publisher": (Publisher, sim_publisher(self), ()),
             "Store": (Store, sim_store(self), ()),
