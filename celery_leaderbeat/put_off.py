@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from celery.exceptions import Ignore, Reject
 
+from celery_leaderbeat.broker_errors import BrokerErrors
 from celery_leaderbeat.clock import Clock
 from celery_leaderbeat.records import Verdict
 from celery_leaderbeat.tick import Stamp
@@ -73,10 +74,10 @@ def put_off(task: Any, stamp: Stamp, verdict: Verdict) -> NoReturn:
             if task.acks_late and clock.monotonic() > patience:
                 raise Reject(exc, requeue=True) from exc
             logger.warning(
-                "Task %s[%s] can't be put off (%r); trying again in %.1f s.",
+                "Task %s[%s] can't be put off (%s); trying again in %.1f s.",
                 task.name,
                 request.id,
-                exc,
+                BrokerErrors(task.app).said(exc),
                 wait,
                 extra={"action": "put_off_failed", "tick_key": stamp.key},
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -33,6 +33,7 @@ def send(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
         seconds: float,
         headers: dict[str, Any] | None = None,
         visibility_timeout: float | None = None,
+        failures: Sequence[Exception] = (),
         **delivery_info: Any,
     ) -> dict[str, Any]:
         app = Celery("later", broker=broker, set_as_current=False)
@@ -40,7 +41,14 @@ def send(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
             app.conf.broker_transport_options = {"visibility_timeout": visibility_timeout}
         task = app.task(name="job", base=FencedTask, acks_late=True)(_body)
         sent: dict[str, Any] = {}
-        monkeypatch.setattr(app, "send_task", lambda *args, **options: sent.update(options))
+        failing = list(failures)
+
+        def send_task(*args: Any, **options: Any) -> None:
+            if failing:
+                raise failing.pop(0)
+            sent.update(options)
+
+        monkeypatch.setattr(app, "send_task", send_task)
         task.push_request(
             id="an id",
             args=(),
@@ -108,3 +116,13 @@ def test_its_routing_key_is_that_of_the_message_before_any_delay(
 ) -> None:
     sent = send("amqp://nowhere", 3, exchange="celery_delayed_delivery", routing_key=f"{before}0.1.celery")
     assert sent["routing_key"] == "0.1.celery"
+
+
+def test_it_tries_again_where_the_broker_does_not_take_it_and_no_password_is_logged(
+    send: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = ConnectionError("no login as guest with s3cr3t")
+    assert send("amqp://guest:s3cr3t@nowhere", 5.0, failures=[refused])["task_id"] == "an id"
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "can't be put off (ConnectionError('no login as guest with" in warning
+    assert "s3cr3t" not in caplog.text
