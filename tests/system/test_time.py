@@ -14,6 +14,7 @@ import pytest
 from celery_leaderbeat.ledger import Ledger
 from celery_leaderbeat.tick import parse_tick_key, slot_to_us, tick_key
 from tests.support.history import assert_gapless, events, plugin
+from tests.support.rest import at_rest
 from tests.support.scene import Beat, Scene, keys_of, leader
 from tests.support.turns import away_from_slots
 from tests.support.waits import wait_for, wait_until_steady
@@ -130,7 +131,8 @@ def test_replicas_derive_the_same_slots_from_schedules_that_have_only_one_method
         wait_for(lambda sent=sent: len(scene.beat_publishes()) >= sent + 4, PATIENCE, "slots are sent")
         beats.append(scene.start_beat(env=env))
         beats[-1].wait_for_log("Standing by")
-        beats[-2].kill()
+        with at_rest(scene, beats[-2]):
+            beats[-2].kill()
         leader(scene, other_than=beats[:-1])
     keys = keys_of(scene.beat_publishes())
     for name in ("by-due", "by-estimate"):
@@ -163,6 +165,7 @@ def test_a_schedule_that_always_wants_to_be_asked_at_once_spins_nothing_and_hold
     assert {parse_tick_key(key)[0] for key in keys} == {"tick"}
 
 
+@pytest.mark.timed
 @pytest.mark.schedule(
     {
         "quick": {"task": "project.record", "every": 0.01, "policy": {"catch_up": "all"}},
@@ -190,7 +193,8 @@ def test_a_day_that_becomes_two_seconds_is_sent_once_in_each_two_seconds_from_th
     begin_and_stop(scene)
     pretend_that_nobody_led_since(scene, datetime.now(timezone.utc) - timedelta(hours=1))
     changed = datetime.now(timezone.utc)
-    beat = scene.start_beat(schedule={"daily": {"task": "project.record", "every": 2.0}})
+    every = {"task": "project.record", "every": 2.0, "policy": {"catch_up": "all"}}
+    beat = scene.start_beat(schedule={"daily": every})
     leader(scene)
     beat.wait_for_log("Entry 'daily' is changed.")
     wait_for(lambda: len(scene.beat_publishes()) >= 3, PATIENCE, "it is sent")
