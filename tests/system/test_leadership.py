@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 
+from celery_leaderbeat.ledger import Ledger
+from celery_leaderbeat.tick import parse_tick_key
 from tests.support.containers import LeaderbeatSetup
+from tests.support.history import events
+from tests.support.rest import at_rest, in_doubt
 from tests.support.scene import Scene, keys_of, leader, standbys
 from tests.support.waits import wait_for, wait_until_steady
 
@@ -41,10 +45,20 @@ def assert_clean_exit(beat: Any, within: float = 3.0) -> None:
     assert "Traceback" not in beat.logs()
 
 
+def replaced_after_a_release(stage: Any, ledger: Ledger, first: Any) -> Any:
+    """Wait for the leader that follows one which has stopped: it was elected as that one released the lease."""
+    second = leader(stage, other_than=first)
+    wait_for(
+        lambda: [event["why"] for event in events(ledger, "elected")] == ["free", "released"],
+        what=lambda: f"elected twice: {events(ledger, 'elected')}",
+    )
+    return second
+
+
 # Case 1
 
 
-@pytest.mark.schedule(EVERY_SECOND)
+@pytest.mark.schedule(EVERY_SECOND_ALL)
 @pytest.mark.workers(0)
 @pytest.mark.matrix("valkey", "redis+rabbitmq")
 def test_three_replicas_send_each_slot_once_under_one_epoch(celery_setup: LeaderbeatSetup) -> None:
@@ -89,13 +103,15 @@ def test_a_stopped_leader_exits_cleanly_and_leaves_no_lease(celery_setup: Leader
 @pytest.mark.schedule(EVERY_SECOND)
 @pytest.mark.workers(0)
 @pytest.mark.matrix("valkey")
-def test_a_leader_that_is_told_twice_to_stop_exits_cleanly(celery_setup: LeaderbeatSetup) -> None:
+def test_a_leader_that_is_told_twice_to_stop_exits_cleanly(
+    celery_setup: LeaderbeatSetup, ledger: Ledger
+) -> None:
     first = leader(celery_setup)
     wait_for_publishes(celery_setup, 1)
     first.terminate()
     first.terminate()
     assert_clean_exit(first)
-    leader(celery_setup, 1, other_than=first)
+    replaced_after_a_release(celery_setup, ledger, first)
     wait_for_publishes(celery_setup, 2)
     assert_each_slot_once(celery_setup)
 
@@ -118,16 +134,16 @@ def test_a_leader_without_redis_exits_cleanly(celery_setup: LeaderbeatSetup, way
 @pytest.mark.beats(2, proxied=("broker",))
 @pytest.mark.matrix("valkey", "redis+rabbitmq")
 def test_a_leader_that_is_stopped_during_a_publish_exits_cleanly_and_nothing_is_sent_twice(
-    celery_setup: LeaderbeatSetup,
+    celery_setup: LeaderbeatSetup, ledger: Ledger
 ) -> None:
     first = leader(celery_setup)
     wait_for_publishes(celery_setup, 2)
-    first.broker_proxy.freeze("both")
-    unfinished = celery_setup.key("unfinished")
-    wait_for(lambda: celery_setup.redis.zcard(unfinished), 5, "a slot is claimed and can't be published")
+    with at_rest(celery_setup, first):
+        first.broker_proxy.freeze("both")
+    wait_for(lambda: in_doubt(celery_setup), 10, "a slot is claimed and can't be published")
     first.terminate()
     assert_clean_exit(first)
-    second = leader(celery_setup, 1, other_than=first)
+    second = replaced_after_a_release(celery_setup, ledger, first)
     wait_for_publishes(celery_setup, 8, 20)
     assert second.status == "running"
     assert_each_slot_once(celery_setup)
@@ -139,7 +155,6 @@ def test_a_leader_that_is_stopped_during_a_publish_exits_cleanly_and_nothing_is_
 @pytest.mark.schedule(EVERY_SECOND)
 @pytest.mark.workers(0)
 @pytest.mark.matrix("valkey", long=("redis",))
-@pytest.mark.conf(leaderbeat_lease_ttl=3)
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_leader_whose_lease_is_deleted_is_superseded_and_goes_on(
     celery_setup: LeaderbeatSetup, alone: bool
@@ -151,7 +166,7 @@ def test_a_leader_whose_lease_is_deleted_is_superseded_and_goes_on(
     wait_for_publishes(celery_setup, 1)
     old = celery_setup.lease().epoch
     celery_setup.redis.delete(celery_setup.key("lease"))
-    lease = wait_for(celery_setup.lease, 5, "somebody leads again")
+    lease = wait_for(celery_setup.lease, 10, "somebody leads again")
     assert lease.epoch > old
     wait_for_publishes(celery_setup, 2)
     assert first.status == "running"
@@ -163,35 +178,41 @@ def test_a_leader_whose_lease_is_deleted_is_superseded_and_goes_on(
 @pytest.mark.schedule(EVERY_SECOND)
 @pytest.mark.workers(0)
 @pytest.mark.matrix("valkey", long=("redis",))
-@pytest.mark.conf(leaderbeat_lease_ttl=3)
 def test_a_lease_that_is_given_to_somebody_else_is_respected_until_it_lapses(
     celery_setup: LeaderbeatSetup,
 ) -> None:
     first = leader(celery_setup)
     wait_for_publishes(celery_setup, 1)
     old = celery_setup.lease().epoch
-    celery_setup.redis.set(celery_setup.key("lease"), "somebody", px=3000)
-    given = time.monotonic()
+    seconds, microseconds = celery_setup.redis.time()
+    celery_setup.redis.set(celery_setup.key("lease"), "somebody", px=15_000)
     wait_for(
         lambda: (
             [beat for beat in celery_setup.beats if beat.find("Standing by for somebody")]
             == list(celery_setup.beats)
         ),
-        3,
+        10,
         "all stand by for somebody",
     )
-    sent = len(celery_setup.beat_publishes())
+    given = time.monotonic()
+    celery_setup.redis.pexpire(celery_setup.key("lease"), 3000)
     value = wait_for(
         lambda: (
             (value := celery_setup.redis.get(celery_setup.key("lease"))) and value != "somebody" and value
         ),
-        6,
+        20,
         "one of ours leads again",
     )
     assert time.monotonic() - given >= 2.9
     assert json.loads(value)["epoch"] > old
-    assert len(celery_setup.beat_publishes()) <= sent + 1, "nothing was sent under a lease of somebody else"
     wait_for_publishes(celery_setup, 2)
+    # What had come due before may have been on its way.
+    late = [
+        record
+        for record in celery_setup.beat_publishes()
+        if record.epoch == old and parse_tick_key(record.key)[1].timestamp() > seconds + microseconds / 1e6
+    ]
+    assert not late, "nothing was sent under a lease of somebody else"
     assert first.status == "running"
     assert_each_slot_once(celery_setup)
 
@@ -205,20 +226,18 @@ def test_a_leader_that_was_frozen_stands_by_and_sends_nothing_under_its_old_epoc
     first = leader(celery_setup)
     wait_for_publishes(celery_setup, 2)
     old = celery_setup.lease().epoch
-    frozen = time.time()
-    first.freeze()
-    leader(celery_setup, 8, other_than=first)
+    # One that is frozen in the middle of a publish may get that message out when it thaws.
+    with at_rest(celery_setup, first):
+        frozen = time.time()
+        leader(celery_setup, 15, other_than=first)
+        wait_for_publishes(celery_setup, 2)
+        thawed = time.time()
+    first.wait_for_log("Standing by", timeout=15, since=None)
     wait_for_publishes(celery_setup, 2)
-    thawed = time.time()
-    first.thaw()
-    first.wait_for_log("Standing by", timeout=5, since=None)
-    wait_for_publishes(celery_setup, 2)
-    late = [
-        record for record in celery_setup.beat_publishes() if record.epoch == old and record.t > frozen + 0.5
-    ]
+    late = [record for record in celery_setup.beat_publishes() if record.epoch == old and record.t > frozen]
     assert not late, f"sent after {thawed} under the old epoch"
     assert_each_slot_once(celery_setup)
-    wait_for(lambda: len(celery_setup.runs()) >= len(celery_setup.beat_publishes()), 5, "all are run")
+    wait_for(lambda: len(celery_setup.runs()) >= len(celery_setup.beat_publishes()), 20, "all are run")
     assert max(Counter(keys_of(celery_setup.runs())).values()) == 1
 
 
@@ -257,7 +276,9 @@ def test_killed_connections_and_a_pause_of_redis_cost_no_slot(celery_setup: Lead
     leader(celery_setup)
     wait_for_publishes(celery_setup, 2)
     for kind in ("normal", "pubsub"):
-        celery_setup.redis.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+        # A message that is on its way to the broker, which is this server, would be in doubt.
+        with at_rest(celery_setup, leader(celery_setup)):
+            celery_setup.redis.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
         wait_for_publishes(celery_setup, 2)
     celery_setup.redis.execute_command("CLIENT", "PAUSE", "3000", "ALL")
     wait_for_publishes(celery_setup, 5, 20)
@@ -275,7 +296,7 @@ def test_a_beat_waits_for_a_redis_that_is_not_there_yet(scene: Scene) -> None:
     beat.wait_for_log("No election: Redis gave no answer")
     assert not scene.beat_publishes()
     scene.ledger.restart()
-    leader(scene, 3)
+    leader(scene)
     wait_for_publishes(scene, 2)
     assert beat.status == "running"
 
@@ -285,7 +306,12 @@ def test_a_beat_waits_for_a_redis_that_is_not_there_yet(scene: Scene) -> None:
 
 @pytest.mark.schedule(EVERY_SECOND)
 @pytest.mark.matrix("valkey")
-@pytest.mark.conf(leaderbeat_lease_ttl=3, leaderbeat_stall_timeout=2, leaderbeat_publish_timeout=0.5)
+@pytest.mark.conf(
+    leaderbeat_lease_ttl=6,
+    leaderbeat_renew_interval=1,
+    leaderbeat_stall_timeout=2,
+    leaderbeat_publish_timeout=0.5,
+)
 def test_a_leader_whose_tick_loop_hangs_is_replaced_and_stands_by_when_it_comes_back(
     scene: Scene, tmp_path: Path
 ) -> None:
@@ -305,7 +331,7 @@ def test_a_leader_whose_tick_loop_hangs_is_replaced_and_stands_by_when_it_comes_
     epoch = scene.lease().epoch
     other = scene.start_beat()
     hung.wait_for_log("the tick loop hasn't come round", timeout=15)
-    assert leader(scene, 10, other_than=hung) is other
+    assert leader(scene, 15, other_than=hung) is other
     wait_for_publishes(scene, 2)
     comes_back.touch()
     hung.wait_for_log("Standing by for")
@@ -337,25 +363,30 @@ def test_a_leader_whose_tick_loop_hangs_is_replaced_and_stands_by_when_it_comes_
 def test_the_lease_is_renewed_whatever_the_loops_interval_is(
     scene: Scene, conf: dict[str, Any], args: tuple[str, ...]
 ) -> None:
+    # A loop that doesn't come round for longer than the stall timeout isn't renewed for.
+    conf = conf | {
+        "leaderbeat_lease_ttl": 5,
+        "leaderbeat_renew_interval": 0.5,
+        "leaderbeat_publish_timeout": 1,
+        "leaderbeat_stall_timeout": 2.5,
+    }
     beat = scene.start_beat(
-        schedule={"rare": {"task": "project.record", "every": 3600.0}},
-        conf={"leaderbeat_lease_ttl": 1.5, **conf},
-        args=args,
+        schedule={"rare": {"task": "project.record", "every": 3600.0}}, conf=conf, args=args
     )
     leader(scene)
     epoch = scene.lease().epoch
-    other = scene.start_beat(conf={"leaderbeat_lease_ttl": 1.5, **conf}, args=args)
+    other = scene.start_beat(conf=conf, args=args)
     other.wait_for_log("Standing by")
     renewed = 0
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 15
     last = scene.redis.pttl(scene.key("lease"))
-    while time.monotonic() < deadline and renewed < 5:
+    while time.monotonic() < deadline and renewed < 9:
         left = scene.redis.pttl(scene.key("lease"))
         assert left > 0
         renewed += left > last
         last = left
         time.sleep(0.01)
-    assert renewed == 5
+    assert renewed == 9
     assert scene.lease().epoch == epoch
     assert not other.find(ELECTED)
     assert beat.status == "running"
@@ -470,15 +501,17 @@ def test_another_applications_prefix_is_an_error_and_is_left_alone(scene: Scene)
 @pytest.mark.matrix("valkey")
 @pytest.mark.conf(leaderbeat_lease_ttl=3, leaderbeat_fast_failover=False)
 def test_without_fast_failover_a_killed_leader_is_replaced_when_its_lease_lapses(
-    celery_setup: LeaderbeatSetup,
+    celery_setup: LeaderbeatSetup, ledger: Ledger
 ) -> None:
     first = leader(celery_setup)
     wait_for_publishes(celery_setup, 1)
     left = celery_setup.redis.pttl(celery_setup.key("lease")) / 1000
-    killed = time.monotonic()
+    killed = time.time()
     first.kill()
-    leader(celery_setup, 6, other_than=first)
-    assert left - 0.3 < time.monotonic() - killed < 4
+    leader(celery_setup, 15, other_than=first)
+    (_, why) = [event["why"] for event in events(ledger, "elected")]
+    assert why == "expired"
+    assert left - 0.3 < float(celery_setup.lease().since) - killed < 4
     wait_for_publishes(celery_setup, 2)
     assert_each_slot_once(celery_setup)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections import Counter
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
@@ -138,7 +139,10 @@ def test_a_resume_catches_up_only_where_it_is_asked_to_and_then_as_the_policy_sa
     for name in scene.schedule:
         wait_for(lambda: skipped_slots(ledger, name) >= 4, PATIENCE, f"{name} is skipped")  # noqa: B023
     assert orders.resume(ALL, catch_up=catch_up)
-    resumed = now()
+    # The pause's own end: a slot may come due between that and the answer.
+    ((pause,),) = orders.look()[0].values()
+    resumed = pause.until
+    assert resumed is not None
     for name in scene.schedule:
         wait_for_slots(scene, name, 2 + (3 if catch_up and name == "all" else 0))
     wait_for(
@@ -240,19 +244,23 @@ def test_run_now_runs_once_under_a_key_of_its_own_even_while_paused(
     wait_for_slots(scene, "other", 1)
     before = ledger.entries("job")["job"]
     orders.pause("job")
-    keys = []
-    for _ in range(2):
+    keys, heeded = [], []
+    for _ in range(3):
         asked = now()
         keys.append(orders.run_now("job"))
+        answered = now()
         wait_for(
             lambda: state(scene, keys[-1]) == "done", PATIENCE, lambda: f"it runs: {scene.slot(keys[-1])}"
         )
         (message,) = [message for message in sent(scene, "job") if message.key == keys[-1]]
-        assert message.t - asked.timestamp() <= SOON
+        heeded.append(message.t - asked.timestamp())
         entry, slot = parse_tick_key(keys[-1])
         assert entry == "job"
-        assert abs(slot - asked) < timedelta(seconds=0.5)
-    assert len(set(keys)) == 2
+        # To the millisecond.
+        assert asked - timedelta(milliseconds=1) <= slot <= answered + timedelta(milliseconds=1)
+    # A busy machine may keep a process from it once.
+    assert statistics.median(heeded) <= SOON, heeded
+    assert len(set(keys)) == 3
     wait_for(lambda: not ledger.store.fields(ledger.store.keys.requests), PATIENCE, "nothing is left to do")
     assert [run.key for run in scene.runs() if run.key in keys] == keys
     assert ledger.entries("job")["job"].slot == before.slot, "the schedule goes on where it was"
