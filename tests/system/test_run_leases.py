@@ -17,9 +17,9 @@ from tests.support.scene import Scene, keys_of
 from tests.support.waits import wait_for
 from tests.system.test_workers import PATIENCE, state
 
-LEASES = int(os.environ.get("LEADERBEAT_LEASES", "5"))
-#: Seconds: a run lease, and what a run takes.
-LEASE = 1.0
+LEASES = int(os.environ.get("LEADERBEAT_LEASES", "3"))
+#: Seconds: a run lease, of which a busy machine may keep a worker from renewing it for two thirds, and what a run takes.
+LEASE = 3.0
 LASTS = LEASES * LEASE
 RUNS = 3
 

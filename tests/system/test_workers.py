@@ -15,6 +15,7 @@ import pytest
 from celery import Celery
 from kombu import Connection, Exchange, Queue
 
+from tests.support.rest import at_rest
 from tests.support.scene import Beat, Scene, Worker, keys_of
 from tests.support.waits import wait_for, wait_until_steady
 
@@ -191,7 +192,9 @@ def every_second(task: str, **fields: Any) -> dict[str, Any]:
 def _each_slot_runs_once(scene: Scene, worker: Worker) -> None:
     beat = scene.start_beat()
     wait_for(lambda: len(scene.runs("end")) >= 3, PATIENCE, "three runs")
-    beat.terminate()
+    # One that is stopped in between gives a slot back, and it isn't sent.
+    with at_rest(scene, beat):
+        beat.terminate()
     beat.wait()
     wait_for(lambda: all_done(scene), PATIENCE, lambda: f"all done: {records(scene)}")
     published = {record.key: record for record in scene.beat_publishes()}
@@ -230,7 +233,7 @@ def test_each_slot_runs_once_on_every_broker(scene: Scene) -> None:
 
 
 @pytest.mark.matrix("valkey")
-@pytest.mark.schedule(every_second("fenced", kwargs={"seconds": 0.7}))
+@pytest.mark.schedule(every_second("fenced", kwargs={"seconds": 2.5}))
 def test_the_record_of_a_slot_shows_each_of_its_states(scene: Scene) -> None:
     seen: dict[str, list[str]] = {}
 
@@ -241,15 +244,22 @@ def test_the_record_of_a_slot_shows_each_of_its_states(scene: Scene) -> None:
                 before.append(record["state"])
         return any(wanted in states for states in seen.values())
 
-    # The message waits for a moment before it is published, and another until a worker takes it.
+    # The message waits until it has been seen that it is claimed, and then until a worker takes it.
     slow = """
-import time
+import os, time
 
 from celery.signals import before_task_publish
 
-before_task_publish.connect(lambda **_: time.sleep(0.3), weak=False)
+
+@before_task_publish.connect(weak=False)
+def wait(**_):
+    while not os.path.exists(os.environ["LB_GO"]):
+        time.sleep(0.01)
 """
-    beat = scene.start_beat(env=plugin(scene, slow))
+    go = scene.directory / "go"
+    beat = scene.start_beat(env={**plugin(scene, slow), "LB_GO": str(go)})
+    wait_for(lambda: has_been("claimed"), PATIENCE, lambda: f"a slot is claimed: {seen}")
+    go.touch()
     wait_for(lambda: has_been("sent"), PATIENCE, lambda: f"a slot is sent: {seen}")
     scene.start_worker()
     wait_for(lambda: has_been("done"), PATIENCE, lambda: f"a slot is done: {seen}")
@@ -312,7 +322,7 @@ def test_the_retries_of_a_run_go_on_after_a_handover(scene: Scene, task: str) ->
 def test_a_run_that_waits_for_its_retry_holds_its_slot(scene: Scene, hand: Celery) -> None:
     """Between the run and its retry by countdown, no copy of the message can start the slot."""
     worker = scene.start_worker(env=plugin(scene, NOTES_REFUSALS))
-    key, _ = one_slot(scene, schedule=every_second("retrying", kwargs={"times": 1, "countdown": 3}))
+    key, _ = one_slot(scene, schedule=every_second("retrying", kwargs={"times": 1, "countdown": 6}))
     wait_for(lambda: state(scene, key) == "retrying", PATIENCE, lambda: f"retrying: {scene.slot(key)}")
     send_copy(hand, scene.beat_publishes()[0], "project.retrying")
     (refused,) = wait_for(lambda: refusals(scene), PATIENCE, "the copy is refused")
@@ -320,7 +330,7 @@ def test_a_run_that_waits_for_its_retry_holds_its_slot(scene: Scene, hand: Celer
     wait_for(lambda: state(scene, key) == "done", PATIENCE, lambda: f"done: {scene.slot(key)}")
     first, second = starts(scene, key)
     assert (first.retries, second.retries) == (0, 1)
-    assert second.t - first.t >= 3
+    assert second.t - first.t >= 6
     assert counts(scene)["started"] == len(set(sent_keys(scene)))
     assert worker.status == "running"
 
@@ -374,7 +384,7 @@ def test_the_message_of_an_older_epoch_is_refused_once_a_newer_one_claimed_its_s
 @pytest.mark.matrix("redis+rabbitmq")
 def test_copies_of_a_running_and_of_a_done_slot_are_refused(scene: Scene, hand: Celery) -> None:
     worker = scene.start_worker(pool="threads", concurrency=4, env=plugin(scene, NOTES_REFUSALS))
-    key, _ = one_slot(scene, schedule=every_second("fenced", kwargs={"seconds": 4}))
+    key, _ = one_slot(scene, schedule=every_second("fenced", kwargs={"seconds": 6}))
     sent = scene.beat_publishes()[0]
     wait_for(lambda: state(scene, key) == "running", PATIENCE, lambda: f"running: {scene.slot(key)}")
     send_copy(hand, sent, "project.fenced")
@@ -576,7 +586,8 @@ def test_the_redelivery_of_a_killed_workers_message_runs_once_the_run_lease_is_o
     workers = [scene.start_worker(env=env, wait=False) for _ in "ab"]
     for worker in workers:
         worker.wait_for_log(worker.ready_prompt, PATIENCE)
-    key, _ = one_slot(scene, schedule=every_second("acks_late", kwargs={"seconds": 1.5}))
+    # Longer than a beat takes to stop.
+    key, _ = one_slot(scene, schedule=every_second("acks_late", kwargs={"seconds": 4}))
     pid = wait_for(lambda: starts(scene, key), PATIENCE, "the run begins")[0].pid
     first, second = sorted(workers, key=lambda worker: worker.pid != pid)
     first.kill()
@@ -597,7 +608,7 @@ def test_the_message_of_a_killed_child_runs_once_the_run_lease_is_over(scene: Sc
     # The worker takes some seconds to notice that a child has gone.
     env = plugin(scene, SHORT_LEASE.replace(str(SHORT), "8.0"), NOTES_REFUSALS)
     worker = scene.start_worker(pool="prefork", concurrency=2, env=env)
-    key, _ = one_slot(scene, schedule=every_second("acks_late", kwargs={"seconds": 1.5}))
+    key, _ = one_slot(scene, schedule=every_second("acks_late", kwargs={"seconds": 4}))
     child = wait_for(lambda: starts(scene, key), PATIENCE, "the run begins")[0].pid
     psutil.Process(child).kill()
     worker.wait_for_log("put off for", PATIENCE)
@@ -615,7 +626,8 @@ def test_the_message_of_a_killed_child_runs_once_the_run_lease_is_over(scene: Sc
 @pytest.mark.conf(broker_transport_options=IMPATIENT)
 def test_a_redelivery_of_a_run_that_is_alive_has_no_effect(scene: Scene) -> None:
     """Redis gives the message out again while it is being worked on, and does the same to what is put off."""
-    env = plugin(scene, SHORT_LEASE, NOTES_REFUSALS)
+    # Longer than a busy machine keeps the run from renewing its lease.
+    env = plugin(scene, SHORT_LEASE.replace(str(SHORT), "4.0"), NOTES_REFUSALS)
     workers = [scene.start_worker(pool="prefork", concurrency=2, env=env) for _ in "ab"]
     key, _ = one_slot(scene, schedule=every_second("acks_late", kwargs={"seconds": 9}))
     wait_for(
@@ -648,9 +660,10 @@ def test_what_is_put_off_again_and_again_comes_back_each_time_from_quorum_queues
     env = plugin(scene, SHORT_LEASE, NOTES_REFUSALS)
     way = scene.proxy(scene.rabbit.port)
     scene.start_worker(env={**env, "CELERY_BROKER_URL": way.amqp_url(scene.vhost)})
-    key, _ = one_slot(scene, schedule=every_second("acks_late", kwargs={"seconds": 5}))
+    # Longer than another worker takes to start, and two leases.
+    key, _ = one_slot(scene, schedule=every_second("acks_late", kwargs={"seconds": 10}))
     wait_for(lambda: starts(scene, key), PATIENCE, "the run begins")
-    scene.start_worker(env=env)
+    scene.start_worker(pool="threads", concurrency=4, env=env)
     way.cut()
     wait_for(lambda: state(scene, key) == "done", PATIENCE, lambda: f"done: {scene.slot(key)}")
 
@@ -667,7 +680,7 @@ def test_what_is_put_off_again_and_again_comes_back_each_time_from_quorum_queues
 def test_check_stops_a_frozen_run_whose_slot_went_to_another_worker(scene: Scene) -> None:
     env = plugin(scene, SHORT_LEASE)
     first = scene.start_worker(env=env)
-    key, _ = one_slot(scene, schedule=every_second("acks_late", kwargs={"seconds": 3, "check": True}))
+    key, _ = one_slot(scene, schedule=every_second("acks_late", kwargs={"seconds": 5, "check": True}))
     wait_for(lambda: starts(scene, key), PATIENCE, "the run begins")
     first.freeze()
     second = scene.start_worker(env=env)
@@ -795,7 +808,7 @@ def wait(**_):
 @pytest.mark.matrix("valkey")
 def test_a_run_that_ends_while_redis_is_gone_is_recorded_afterwards(scene: Scene) -> None:
     worker, way = _behind_a_proxy(scene)
-    key, _ = one_slot(scene, schedule=every_second("fenced", kwargs={"seconds": 1.5}))
+    key, _ = one_slot(scene, schedule=every_second("fenced", kwargs={"seconds": 4}))
     wait_for(lambda: starts(scene, key), PATIENCE, "the run begins")
     way.cut()
     wait_for(lambda: ends(scene, key), PATIENCE, "the body ends")
