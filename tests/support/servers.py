@@ -30,7 +30,17 @@ import redis
 from tests.support.process import Process
 from tests.support.waits import WaitTimeout, wait_for
 
-__all__ = ["KINDS", "REDIS_KINDS", "Kind", "RabbitServer", "RedisServer", "find", "free_port", "require"]
+__all__ = [
+    "KINDS",
+    "REDIS_KINDS",
+    "Kind",
+    "RabbitServer",
+    "RedisServer",
+    "find",
+    "free_port",
+    "ports_of",
+    "require",
+]
 
 #: The Redis-like kinds, the newest first.
 REDIS_KINDS = ("valkey", "redis", "redis62")
@@ -130,17 +140,30 @@ def _find_rabbitmq() -> Kind:
     return Kind("rabbitmq", None, "", "no rabbitmq-server")
 
 
+_PORTS = range(11000, 21000)
 _given: set[int] = set()
+
+
+def ports_of(worker: str, workers: int) -> range:
+    """The ports that one of xdist's workers (`gw0`, …) gives away."""
+    # One that has crashed is replaced by one with a new number.
+    number = int(worker.removeprefix("gw")) % workers
+    size = len(_PORTS) // workers
+    return _PORTS[number * size : (number + 1) * size]
 
 
 def free_port() -> int:
     """A free loopback port below the range for outgoing connections.
 
-    There, nothing else takes it while its server is down, and a client that keeps trying can't connect to
-    itself. A cluster's bus, 10000 above, is below the range too.
+    There, nothing else takes it before its server is up, or while that is down, and a client that keeps trying can't
+    connect to itself. Each of xdist's workers has ports of its own. A cluster's bus, 10000 above, is below the range
+    too, and above all of these.
     """
+    own = ports_of(
+        os.environ.get("PYTEST_XDIST_WORKER", "gw0"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    )
     for _ in range(1000):
-        port = random.randrange(11000, 22000)
+        port = random.choice(own)
         if port in _given:
             continue
         with socket.socket() as probe:
