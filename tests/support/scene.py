@@ -175,6 +175,7 @@ class Scene:
         env: Mapping[str, str | None] | None = None,
         scheduler: str = SCHEDULER,
         proxied: Iterable[str] = (),
+        cut: Iterable[str] = (),
         loglevel: str = "INFO",
         wait: bool = True,
     ) -> Beat:
@@ -185,9 +186,11 @@ class Scene:
             args: more arguments of `celery beat`; env: more variables.
             proxied: which servers it reaches through a proxy of its own: `"ledger"`, `"broker"`. Where both
                 are one server, there are two proxies all the same.
+            cut: which of them it can't reach from its start on, until that proxy is resumed.
             wait: whether to wait until it has started.
         """
-        ways = set(proxied)
+        cut = set(cut)
+        ways = {*proxied, *cut}
         ledger_proxy = self.proxy(self.ledger.port) if "ledger" in ways else None
         broker_port = self.rabbit.port if self.rabbit else self.ledger.port
         broker_proxy = self.proxy(broker_port) if "broker" in ways else None
@@ -205,6 +208,9 @@ class Scene:
             env={**variables, **(env or {})},
         )
         beat.ledger_proxy, beat.broker_proxy = ledger_proxy, broker_proxy
+        for way, proxy in (("ledger", ledger_proxy), ("broker", broker_proxy)):
+            if proxy is not None and way in cut:
+                proxy.cut()
         self.beats.append(beat)
         beat.start()
         if wait:

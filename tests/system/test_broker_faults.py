@@ -304,8 +304,7 @@ def test_no_slot_counts_as_sent_before_rabbitmq_says_that_it_took_it(scene: Scen
 @pytest.mark.schedule(BOTH)
 @either_broker
 def test_a_broker_that_is_absent_at_start_is_waited_for(scene: Scene) -> None:
-    beat = scene.start_beat(proxied=("broker",), wait=False)
-    beat.broker_proxy.cut()
+    beat = scene.start_beat(cut=("broker",), wait=False)
     line = beat.wait_for_log("The broker is out of reach: no connection to the broker", PATIENCE)
     assert line.level == "WARNING"
     scheme, port = "amqp" if scene.rabbit else "redis", beat.broker_proxy.port
@@ -389,9 +388,7 @@ def test_a_broker_that_cant_be_used_is_named_with_the_setting_and_what_to_do(sce
 def test_one_replica_goes_on_with_one_copy_of_each_slot_after_an_outage_of_the_broker(scene: Scene) -> None:
     pretend_outage(scene, timedelta(hours=1))
     began = datetime.now(timezone.utc)
-    beats = [scene.start_beat(proxied=("broker",), wait=False) for _ in range(2)]
-    for beat in beats:
-        beat.broker_proxy.cut()
+    beats = [scene.start_beat(cut=("broker",), wait=False) for _ in range(2)]
     for beat in beats:
         beat.wait_for_log("it steps down for 3 s: it can't publish", PATIENCE)
     for beat in beats:
@@ -404,7 +401,7 @@ def test_one_replica_goes_on_with_one_copy_of_each_slot_after_an_outage_of_the_b
 
     for entry in BOTH:
         wait_for(lambda: complete(entry), PATIENCE, "every slot of the outage is sent")  # noqa: B023
-    wait_until_steady(lambda: scene.lease().epoch, 1.0)
+    wait_until_steady(lambda: leader(scene).pid, 1.0)
     assert max(Counter(sends(scene)).values()) == 1
     assert not sends(scene, "strict")
     missed = re.compile("Entry 'strict': the slot .* is missed: older than the deadline")

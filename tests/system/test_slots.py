@@ -105,8 +105,7 @@ def test_a_slot_that_comes_due_while_the_broker_is_away_is_sent_late_or_missed_p
 ) -> None:
     pretend_outage(scene, timedelta(hours=1))
     began = datetime.now(timezone.utc)
-    beat = scene.start_beat(proxied=("broker",))
-    beat.broker_proxy.cut()
+    beat = scene.start_beat(cut=("broker",))
     beat.wait_for_log(re.compile(r"Slot patient@.* is not sent yet: no connection to the broker"))
     beat.wait_for_log(re.compile(r"Entry 'strict': the slot .* is missed: older than the deadline"))
     assert not scene.beat_publishes()
