@@ -50,7 +50,8 @@ class Sentinels:
         else:
             self.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", self.service)
         self.replica.thaw()
-        wait_for(lambda: self.primary_port() == self.replica.port, 20, "the Sentinels name the replica")
+        # A Sentinel that the machine has kept from the processor does nothing for half a minute: it distrusts its clock.
+        wait_for(lambda: self.primary_port() == self.replica.port, 60, "the Sentinels name the replica")
         wait_for(
             lambda: self.replica.client().info("replication")["role"] == "master",
             20,
@@ -214,8 +215,9 @@ def start_cluster(
             *(
                 "--cluster-enabled",
                 "yes",
+                # On a busy machine, a node that is silent for much less than that isn't down.
                 "--cluster-node-timeout",
-                "1000",
+                "3000",
                 "--repl-diskless-sync-delay",
                 "0",
                 *args,

@@ -202,11 +202,11 @@ def test_the_leader_carries_the_orders_out(scene: Scene, run: Run) -> None:
 
     run("pause", "tick", "--note", "new prices")
     run("pause", "plain")
-    wait_for(lambda: run("status").output.count(" 0 skipped") == 0, 5, "two entries are skipping")
+    wait_for(lambda: run("status").output.count(" 0 skipped") == 0, 20, "two entries are skipping")
     runs = wait_until_steady(lambda: len(scene.runs()), 1.2)
     assert "tick" not in {record.key.split("@")[0] for record in scene.runs()[runs:]}
     (key, *_) = run("run", "tick").output.splitlines()
-    wait_for(lambda: key in [r.key for r in scene.runs("end")], 5, "what is asked for runs in a pause, too")
+    wait_for(lambda: key in [r.key for r in scene.runs("end")], 20, "what is asked for runs in a pause, too")
     run("resume", "--all", code=1)
     run("resume", "plain")
     run("resume", "tick", "--catch-up")
@@ -219,11 +219,11 @@ def test_the_leader_carries_the_orders_out(scene: Scene, run: Run) -> None:
     def attempts() -> list[tuple[str, int]]:
         return sorted((r.key, r.attempt) for r in scene.runs("end") if r.key.startswith("hourly@"))
 
-    wait_for(lambda: len(attempts()) == 3, 5, "the slots are run")
+    wait_for(lambda: len(attempts()) == 3, 20, "the slots are run")
     run("backfill", "hourly", *span)
-    wait_for(lambda: "request " not in run("status").output, 5, "the request is dealt with")
+    wait_for(lambda: "request " not in run("status").output, 20, "the request is dealt with")
     run("backfill", "hourly", *span, "--force")
-    wait_for(lambda: len(attempts()) == 6, 5, "the slots are run again")
+    wait_for(lambda: len(attempts()) == 6, 20, "the slots are run again")
     assert attempts() == [(key, attempt) for key in hourly for attempt in (1, 2)]
 
     audit = json.loads(run("audit", "tick", "--json").output)
@@ -245,7 +245,7 @@ def test_the_leader_carries_the_orders_out(scene: Scene, run: Run) -> None:
     assert re.search(r"^entry     hourly: no slot yet since ", status, re.MULTILINE), (
         "requests move nothing on"
     )
-    assert re.search(r"^entry     tick: .* claimed, 0 missed, \d+ skipped$", status, re.MULTILINE), status
+    assert re.search(r"^entry     tick: .* claimed, \d+ missed, \d+ skipped$", status, re.MULTILINE), status
     stood = re.search(
         r"^leader    (\S+), epoch (\d+), since (\S+); its lease has \S+ s left$", status, re.MULTILINE
     )
@@ -297,7 +297,7 @@ def test_the_real_command_line_and_slots_without_a_done_marker(scene: Scene) -> 
 @pytest.mark.schedule({"tick": HOURLY})
 def test_an_entry_that_was_removed_can_be_audited_and_not_run(scene: Scene, run: Run) -> None:
     scene.start_beat(schedule={"gone": HOURLY, **scene.schedule})
-    wait_for(lambda: scene.redis.hexists(scene.key("entries"), "gone"), 5, "it is registered")
+    wait_for(lambda: scene.redis.hexists(scene.key("entries"), "gone"), 20, "it is registered")
     scene.beats[0].terminate()
     scene.start_beat()
     wait_for(lambda: "removed" in run("status").output, 15, "the new leader has found it gone")

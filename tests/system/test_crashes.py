@@ -137,7 +137,7 @@ def fail_at(celery_setup: LeaderbeatSetup, step: str, signum: signal.Signals) ->
     wait_for(lambda: len(celery_setup.beat_publishes()) >= sent + 4, 10, "the next leader sends")
     if signum is signal.SIGSTOP:
         first.thaw()
-        first.wait_for_log("Standing by", timeout=5, since=None)
+        first.wait_for_log("Standing by", timeout=15, since=None)
     sent = len(celery_setup.beat_publishes())
     wait_for(lambda: len(celery_setup.beat_publishes()) >= sent + 4, 10, "the next leader goes on")
     unsettled = {"claimed", "returned"}
@@ -201,14 +201,14 @@ def test_a_leader_frozen_within_a_thousand_sends_doubles_at_most_the_one_on_its_
     first = celery_setup.add_beat(env=fault(celery_setup, "after the publish", signal.SIGSTOP, nth=250))
     leader(celery_setup)
     celery_setup.add_beat()
-    wait_for(celery_setup.beat_publishes, 25, "the slots come due")
+    wait_for(celery_setup.beat_publishes, 40, "the slots come due")
     wait_until_stopped(first)
     second = leader(celery_setup, 8, other_than=first)
     wait_for(
-        lambda: len({r.key for r in celery_setup.beat_publishes()}) >= ENTRIES - 40, 15, "the rest is sent"
+        lambda: len({r.key for r in celery_setup.beat_publishes()}) >= ENTRIES - 40, 40, "the rest is sent"
     )
     first.thaw()
-    first.wait_for_log("Standing by", timeout=5, since=None)
+    first.wait_for_log("Standing by", timeout=15, since=None)
     slot = min(parse_tick_key(key)[1] for key in keys_of(celery_setup.beat_publishes()))
     round_keys = [tick_key(name, slot) for name in MANY]
 

@@ -81,7 +81,7 @@ def test_a_beat_inside_a_worker_shares_no_connection_and_releases_its_lease_when
     other = scene.start_beat()
     other.wait_for_log("Standing by for")
     worker.terminate()
-    assert leader(scene, 5) is other
+    assert leader(scene) is other
     worker.wait(10)
     assert events(ledger, "elected")[-1]["why"] == "released"
     assert "Traceback" not in worker.text(0)

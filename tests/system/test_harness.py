@@ -143,22 +143,32 @@ def test_a_beat_behind_a_proxy_can_be_cut_off_from_its_broker(celery_setup: Lead
 
 def test_the_proxy_delays_freezes_cuts_and_resumes(redis_server: RedisServer) -> None:
     with Proxy(redis_server.port) as proxy:
-        client = redis.Redis(port=proxy.port, socket_timeout=0.3, retry=None)
+        client = redis.Redis(port=proxy.port, socket_timeout=10, retry=None)
+        impatient = redis.Redis(port=proxy.port, socket_timeout=0.3, retry=None)
         assert client.ping()
         proxy.delay(0.05)
-        began = time.monotonic()
-        assert client.ping()
-        assert 0.1 <= time.monotonic() - began < 0.3
+        took = []
+        for _ in range(3):
+            began = time.monotonic()
+            assert client.ping()
+            took.append(time.monotonic() - began)
+        assert 0.1 <= min(took) < 0.3
         proxy.resume()
+        wait_for(impatient.ping, what="it is connected", ignore=(redis.TimeoutError,))
         proxy.freeze("down")
         with pytest.raises(redis.TimeoutError):
-            client.incr("asked")
-        assert redis_server.client().get("asked") == "1", "the request arrived, the answer didn't"
+            impatient.incr("asked")
+        wait_for(
+            lambda: redis_server.client().get("asked") == "1", what="the request arrived, the answer didn't"
+        )
         proxy.resume()
+        wait_for(impatient.ping, what="it is connected", ignore=(redis.TimeoutError,))
         proxy.freeze("up")
         with pytest.raises(redis.TimeoutError):
-            client.incr("asked")
+            impatient.incr("asked")
         assert redis_server.client().get("asked") == "1", "the request didn't arrive"
+        # What it has given up is thrown away with its connection.
+        impatient.close()
         proxy.resume()
         proxy.cut()
         with pytest.raises(redis.ConnectionError):
@@ -193,7 +203,7 @@ def test_nothing_is_left_when_the_test_run_is_killed(tmp_path: Path) -> None:
         pid = int(runner.stdout.readline())
         assert psutil.pid_exists(pid)
         runner.kill()
-    wait_for(lambda: not _alive(pid), 3, "the sleeper is gone")
+    wait_for(lambda: not _alive(pid), 15, "the sleeper is gone")
 
 
 def _alive(pid: int) -> bool:

@@ -46,10 +46,12 @@ def test_a_leader_whose_answer_is_lost_goes_on_and_sends_each_slot_once(
 ) -> None:
     first = {"elect": 1, "register": 1}.get(script, 2)
     beat = celery_setup.add_beat(
-        env=losing(tmp_path, script, first, first + 1), conf={"leaderbeat_lease_ttl": 3}
+        env=losing(tmp_path, script, first, first + 1),
+        # Renewed a few times while the test lasts, and kept by a leader that waits for the processor for a while.
+        conf={"leaderbeat_lease_ttl": 6, "leaderbeat_renew_interval": 1},
     )
     leader(celery_setup)
-    wait_for(lambda: len(celery_setup.runs("end")) >= 6, 15, "six runs")
+    wait_for(lambda: len(celery_setup.runs("end")) >= 6, 30, "six runs")
     assert beat.status == "running"
     assert max(Counter(keys_of(celery_setup.beat_publishes())).values()) == 1
     runs = Counter(keys_of(celery_setup.runs()))

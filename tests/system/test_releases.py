@@ -12,6 +12,7 @@ import pytest
 from celery_leaderbeat.ledger import Ledger
 from celery_leaderbeat.tick import parse_tick_key
 from tests.support.history import assert_gapless, events
+from tests.support.rest import at_rest
 from tests.support.scene import Beat, Scene, leader
 from tests.support.waits import wait_for
 
@@ -27,7 +28,13 @@ def _entry(every: float = 1.0) -> dict[str, Any]:
 #: "tick" stays, "gone" is removed, "added" is added, "changed" gets another period.
 OLD = {"tick": _entry(), "gone": _entry(), "changed": _entry()}
 NEW = {"tick": _entry(), "added": _entry(), "changed": _entry(0.7)}
-QUICK = {"leaderbeat_lease_ttl": 3, "leaderbeat_publish_timeout": 0.5, "leaderbeat_stall_timeout": 2}
+#: A leader that a busy machine keeps from the processor for two seconds is the leader still.
+QUICK = {
+    "leaderbeat_lease_ttl": 5,
+    "leaderbeat_renew_interval": 1,
+    "leaderbeat_publish_timeout": 1.5,
+    "leaderbeat_stall_timeout": 4,
+}
 
 
 def _start(scene: Scene, new: bool, release: Any = None, **options: Any) -> Beat:
@@ -39,7 +46,7 @@ def _sent(scene: Scene, entry: str, since: float = 0.0) -> list[str]:
     return [r.key for r in scene.publishes() if r.key.startswith(f"{entry}@") and r.t >= since]
 
 
-def _wait_for_sent(scene: Scene, entry: str, more: int = 2, timeout: float = 10) -> None:
+def _wait_for_sent(scene: Scene, entry: str, more: int = 2, timeout: float = 20) -> None:
     before = len(_sent(scene, entry))
     wait_for(lambda: len(_sent(scene, entry)) >= before + more, timeout, f"{more} more of {entry!r}")
 
@@ -64,9 +71,9 @@ def test_a_newer_release_leads_as_soon_as_it_is_up_and_an_old_one_changes_nothin
     old = _start(scene, False, "1.9")
     leader(scene)
     _wait_for_sent(scene, "tick")
-    began = time.monotonic()
     new = _start(scene, True, "1.10")
-    assert leader(scene, 5, other_than=old) is new
+    began = time.monotonic()
+    assert leader(scene, other_than=old) is new
     took = time.monotonic() - began
     _wait_for_sent(scene, "added")
     assert took < 5
@@ -95,10 +102,11 @@ def test_a_newer_release_leads_as_soon_as_it_is_up_and_an_old_one_changes_nothin
     second = _start(scene, True, "1.10")
     second.wait_for_log("Standing by for")
     wait_for(lambda: len(ledger.releases()) == 4, 5, "all have said which release they are")
-    new.kill()
-    assert leader(scene, 10, other_than=new) is second
+    with at_rest(scene, new):
+        new.kill()
+    assert leader(scene, 15, other_than=new) is second
     second.terminate()
-    assert leader(scene, 5, other_than=(new, second)) in (old, late)
+    assert leader(scene, other_than=(new, second)) in (old, late)
     _wait_for_sent(scene, "gone")
     assert [event["release"] for event in events(ledger, "elected")] == ["1.9", "1.10", "1.10", "1.9"]
     _assert_nothing_twice(scene)
@@ -131,11 +139,11 @@ def test_releases_without_an_order_are_said_once_by_the_replica_that_stands_by(s
 
     # The other way round, and again: each says it once, however often it stands by for the other.
     number.freeze()
-    assert leader(scene, 10, other_than=number) is time_
+    assert leader(scene, 15, other_than=number) is time_
     number.thaw()
     number.wait_for_log(UNORDERED)
     time_.freeze()
-    assert leader(scene, 10, other_than=time_) is number
+    assert leader(scene, 15, other_than=time_) is number
     time_.thaw()
     wait_for(lambda: len(time_.find("Standing by for")) == 2, 10, "it stands by again")
     assert leader(scene) is number
@@ -153,7 +161,7 @@ def test_a_rolling_deploy_of_three_replicas_sends_nothing_twice_and_loses_no_slo
     for old in olds:
         news.append(_start(scene, True, 42 if release else None))
         if release and len(news) == 1:
-            leader(scene, 5, other_than=olds)
+            leader(scene, other_than=olds)
         old.terminate()
         old.wait(5)
     leader(scene, 10, other_than=olds)
@@ -209,15 +217,14 @@ def test_a_newer_release_that_cannot_publish_gives_the_lead_back_to_an_older_one
     old = _start(scene, False, 1)
     leader(scene)
     _wait_for_sent(scene, "tick")
-    new = _start(scene, True, 2, proxied=("broker",), wait=False)
-    assert new.broker_proxy is not None
-    new.broker_proxy.cut()
-    assert leader(scene, 10, other_than=old) is new
+    new = _start(scene, True, 2, cut=("broker",), wait=False)
+    assert leader(scene, 15, other_than=old) is new
     assert leader(scene, 15, other_than=new) is old
-    assert new.find("steps down")
-    _wait_for_sent(scene, "tick", 2)
+    # Before the newer one tries again, which it does after a while.
     elected = events(ledger, "elected")
     assert [event["release"] for event in elected] == ["1", "2", "1"]
+    new.wait_for_log("steps down")
+    _wait_for_sent(scene, "tick", 2)
     _assert_nothing_twice(scene)
     assert_gapless(_sent(scene, "tick"))
 
@@ -228,9 +235,9 @@ def test_a_newer_release_that_is_frozen_is_waited_for_no_longer_than_its_lease(
     old = _start(scene, False, 1)
     leader(scene)
     new = _start(scene, True, 2)
-    assert leader(scene, 5, other_than=old) is new
+    assert leader(scene, other_than=old) is new
     new.freeze()
-    assert leader(scene, 10, other_than=new) is old
+    assert leader(scene, 15, other_than=new) is old
     _wait_for_sent(scene, "gone", 1)
     new.thaw()
     assert leader(scene, 15, other_than=old) is new
