@@ -113,6 +113,7 @@ class Dispatcher:
             if begins:
                 self._term = None
                 self._begin(term)
+                self._sender.start()
             self._sender.settle()
             self._put_back(self._sender.go_on())
             # Before anything is sent in a new term: what is older goes first, and should Redis lose it, it is known.
@@ -156,6 +157,22 @@ class Dispatcher:
             self._restorer.left()
         with contextlib.suppress(StoreError):
             self._sender.settle_standing_by()
+
+    def restore(self, term: Term) -> bool:
+        """Put back what Redis has lost, and send nothing. False if `term` doesn't lead, or Redis doesn't answer."""
+        self._led = True
+        try:
+            self._take_over(term)
+            self._begin(term)
+            self._sender.settle()
+        except NotLeading:
+            self._sender.drop()
+            self._elector.lost(term)
+            return False
+        except StoreError as exc:
+            logger.debug("Not put back yet: %s", exc, extra={"action": "not_put_back"})
+            return False
+        return True
 
     def close(self, timeout: float) -> None:
         """Give back what is claimed and not published, in about `timeout` seconds; see `Sender.close`."""
@@ -254,7 +271,6 @@ class Dispatcher:
         if before is not None and self._restorer.found_loss:
             before.say_lost(requests)
         self._orders.forget_pauses(stored, self._clock.utcnow() - PAUSES_KEPT)
-        self._sender.start()
         self._term = term
 
     def _start(self, plan: Plan, slot: datetime) -> None:

@@ -60,7 +60,7 @@ from celery_leaderbeat.comparison import Comparison
 from celery_leaderbeat.desk import Desk
 from celery_leaderbeat.errors import StoreError, sentence
 from celery_leaderbeat.leader import BACKOFF, Leader, TermEnded
-from celery_leaderbeat.lease import Lease
+from celery_leaderbeat.lease import GONE, Lease
 from celery_leaderbeat.listener import Listener
 from celery_leaderbeat.membership import Membership
 from celery_leaderbeat.remarks import Remarks
@@ -154,6 +154,7 @@ class Elector:
             sight=self.sight,
         )
         self._gained: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._lost_its_lease = False
         self._thread = threading.Thread(target=self._run, name="leaderbeat-elector", daemon=True)
 
     def start(self) -> None:
@@ -223,6 +224,27 @@ class Elector:
         """
         self._leader.step_down(term, reason)
 
+    def is_needed(self, timeout: float) -> bool:
+        """Whether Redis has lost data that this replica, which led last, hasn't put back yet.
+
+        False as well where Redis doesn't answer within about `timeout` seconds. May run inside a signal handler.
+        """
+        leads = self.term() is not None
+        if not self.shadow.led_last or not (leads or self._lost_its_lease):
+            return False
+        if leads and not self.shadow.is_complete:
+            return True
+        # To connect, and for the answer.
+        store = Store(self.settings, timeout / 2)
+        try:
+            value = store.look(None).value
+            # Just elected again, it may not know that yet.
+            return value is None or (not leads and Term.read(value).holder == self.holder)
+        except StoreError:
+            return False
+        finally:
+            store.close()
+
     def stop(self, timeout: float) -> bool:
         """Release the lease and end the threads; False if that took longer than about `timeout` seconds.
 
@@ -244,7 +266,7 @@ class Elector:
         store = Store(self.settings, timeout / 2)
         try:
             lease = Lease(self.settings, self.clock, store, self.holder, {})
-            return lease.release(term, "its replica stops")
+            return lease.release(term, "its replica stops") != "unheard"
         finally:
             store.close()
 
@@ -293,9 +315,11 @@ class Elector:
         reason = "it failed"
         try:
             reason = self._leader.hold(term)
+            self._lost_its_lease = False
             self.shadow.ended(self.clock.utcnow())
         except TermEnded as ended:
             reason = str(ended)
+            self._lost_its_lease = reason == GONE
             self._lease.drop()
             logger.warning(
                 "No longer the leader under epoch %d: %s. Standing by.",

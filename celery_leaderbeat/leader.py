@@ -96,7 +96,8 @@ class Leader:
         while True:
             order = self._desk.wait(due - self._clock.clock.monotonic())
             if self._desk.stopping:
-                self._lease.release(term, "its replica stops")
+                if self._lease.release(term, "its replica stops") == "gone":
+                    raise TermEnded(GONE)
                 return "its replica stops"
             now = self._clock.clock.monotonic()
             if now >= self._lease.until:
@@ -175,10 +176,12 @@ class Leader:
                 "alone", "This replica goes on leading, because no other could do better: %s.", reason
             )
             return None
+        reason = f"it steps down for {pause:.0f} s: {reason}"
+        if self._lease.release(term, reason) == "gone":
+            # Nobody knows better what was decided: it leads once more, to put that back.
+            raise TermEnded(GONE)
         self._steps_down += 1
         self._desk.candidate_from = self._clock.clock.monotonic() + pause
-        reason = f"it steps down for {pause:.0f} s: {reason}"
-        self._lease.release(term, reason)
         return reason
 
     def _hand_over(self, term: Term, newer: Candidate) -> str:
@@ -189,6 +192,9 @@ class Leader:
         while self._desk.working and not self._desk.stopping and self._clock.clock.monotonic() < until:
             self._desk.wait(_ROUND)
         reason = f"released for a newer release ({newer.release}, of {newer.holder})"
-        if self._lease.release(term, reason, newer=True):
+        outcome = self._lease.release(term, reason, newer=True)
+        if outcome == "gone":
+            raise TermEnded(GONE)
+        if outcome != "unheard":
             self._handovers.give(newer.holder, self._clock.clock.monotonic())
         return reason

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from celery_leaderbeat.clock import FleetClock
 from celery_leaderbeat.errors import StoreError
@@ -19,12 +19,14 @@ from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.store import Look, Store
 from celery_leaderbeat.term import Term
 
-__all__ = ["GONE", "ForeignPrefix", "Lease", "LeftToNewer"]
+__all__ = ["GONE", "ForeignPrefix", "Lease", "LeftToNewer", "Released"]
 
 logger = logging.getLogger(__name__)
 
 #: Why a lease can't be renewed that nobody holds.
 GONE = "the lease is gone"
+#: What comes of a release: it was done; another held the lease; nobody did, as where Redis has lost it; no answer.
+Released = Literal["released", "held", "gone", "unheard"]
 
 
 class ForeignPrefix(Exception):
@@ -177,15 +179,15 @@ class Lease:
         self._trust(term, sent)
         return None
 
-    def release(self, term: Term, reason: str, newer: bool = False) -> bool:
-        """Release the lease of `term`, if it still is that one's. False if Redis doesn't answer: then it expires.
+    def release(self, term: Term, reason: str, newer: bool = False) -> Released:
+        """Release the lease of `term`, if it still is that one's. Where Redis doesn't answer it expires by itself.
 
         `newer`: it is left to a newer release.
         """
         keys = self._store.keys
         sharded = "1" if self._settings.redis.kind == "cluster" else ""
         try:
-            released = self._store.run(
+            outcome: Released = self._store.run(
                 "release",
                 [keys.lease, keys.released],
                 [term.value, keys.wake, term.epoch, reason[:500], sharded, "1" if newer else ""],
@@ -199,17 +201,17 @@ class Lease:
                 extra={"action": "release_failed", "epoch": term.epoch},
             )
             self.unheard = (term, reason, newer)
-            return False
+            return "unheard"
         self._held, self.at_stake, self.unheard = None, False, None
         self.led_until = min(self.led_until, self._monotonic())
-        if released:
+        if outcome == "released":
             logger.info(
                 "Handed over: released the lease of epoch %d (%s).",
                 term.epoch,
                 reason,
                 extra={"action": "released", "epoch": term.epoch},
             )
-        return True
+        return outcome
 
     def _trust(self, term: Term, sent: float) -> None:
         self.highest, self.last_leader = max(self.highest, term.epoch), self._holder

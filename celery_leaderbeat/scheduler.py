@@ -34,8 +34,12 @@ logger = logging.getLogger(__name__)
 
 #: A standby waits at most this long in one tick (seconds): `celery inspect ping` watches the ticks.
 _STANDBY_TICK = 1.0
-#: `close()` takes about this long at most, in seconds: half for messages on their way, half for the lease.
-_CLOSE_WITHIN = 0.9
+#: `close()` takes about 0.9 s at most: for messages on their way, for a look at the lease, and for its release.
+_DISPATCHER_WITHIN, _LOOK_WITHIN, _ELECTOR_WITHIN = 0.4, 0.1, 0.4
+#: Wait before that is tried again, in seconds.
+_AGAIN = 0.02
+#: So long more, in seconds, a leader stays that stops as Redis loses its data.
+_RESTORE_WITHIN = 2.0
 
 
 class _Running:
@@ -89,6 +93,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
         self._running: _Running | None = None
         self._closed = False
         self._close_depth = 0
+        self._ticking = self._stays = False
         super().__init__(app, *args, **kwargs)
 
     def setup_schedule(self) -> None:
@@ -124,8 +129,17 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
         Returns:
             Seconds until the next tick has something to do, at most one.
         """
+        if self._stays:
+            self.close()
         if self._closed:
             return _STANDBY_TICK
+        self._ticking = True
+        try:
+            return self._tick()
+        finally:
+            self._ticking = False
+
+    def _tick(self) -> float:
         running = self._running
         if running is None or running.pid != os.getpid():
             running = self._start()
@@ -166,6 +180,10 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
         Celery calls this from a signal handler, in the middle of whatever the main thread was doing, and once
         more on the way out. A second signal during the first call abandons that call, and the last one
         completes it.
+
+        Where Redis has just lost its data, nobody knows as well as who led what was decided and what is unsent. Then
+        this replica leads once more and puts that back before it stops: in the call after the one that interrupted
+        a tick, whose work can't be gone on with before it is unwound.
         """
         if self._closed or self._close_depth:
             return
@@ -173,13 +191,16 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
         try:
             running = self._running
             if running is not None and running.pid == os.getpid():
-                running.dispatcher.close(_CLOSE_WITHIN / 2)
-                if not running.elector.stop(_CLOSE_WITHIN / 2):
-                    logger.warning(
-                        "The lease could not be released in time; if this replica led, it expires within %.0f s.",
-                        self._settings.lease_ttl,
-                        extra={"action": "release_failed"},
-                    )
+                if not self._stays:
+                    running.dispatcher.close(_DISPATCHER_WITHIN)
+                    self._stays = running.elector.is_needed(_LOOK_WITHIN)
+                    if self._stays and self._ticking:
+                        return
+                try:
+                    if self._stays:
+                        _restore(running, self._clock)
+                finally:
+                    self._stop(running)
             self._closed = True
             _ignore_further_signals()
         except Exception:
@@ -190,6 +211,36 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
             self._closed = True
         finally:
             self._close_depth -= 1
+
+    def _stop(self, running: _Running) -> None:
+        if not running.elector.stop(_ELECTOR_WITHIN):
+            logger.warning(
+                "The lease could not be released in time; if this replica led, it expires within %.0f s.",
+                self._settings.lease_ttl,
+                extra={"action": "release_failed"},
+            )
+
+
+def _restore(running: _Running, clock: Clock) -> None:
+    """Lead once more, to put back what Redis has lost; no longer than another replica can be waited for."""
+    logger.warning(
+        "Redis has lost data as this replica stops: it leads once more, to put back what it remembers.",
+        extra={"action": "stays"},
+    )
+    elector, deadline = running.elector, clock.monotonic() + _RESTORE_WITHIN
+    while elector.alive and elector.shadow.led_last and clock.monotonic() < deadline:
+        elector.progress()
+        term = elector.wait(deadline - clock.monotonic())
+        if term is None:
+            continue
+        with elector.round():
+            if running.dispatcher.restore(term):
+                return
+        clock.sleep(_AGAIN)
+    logger.warning(
+        "Another replica leads by now, or Redis doesn't answer: what this replica remembers isn't put back.",
+        extra={"action": "not_restored"},
+    )
 
 
 def _refuse(exc: LeaderbeatError) -> NoReturn:

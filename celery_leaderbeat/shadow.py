@@ -74,6 +74,7 @@ class Shadow:
             it; None where nothing is missing.
         claims: how many slots this replica has claimed as a leader.
         led_last: nobody is known to have led since this replica did.
+        is_complete: as a leader, this replica knows what was decided before its term.
         left_claims: this replica has left slots to others, and hasn't seen since whether the ledger has them.
     """
 
@@ -87,8 +88,7 @@ class Shadow:
         self._claimed: Mapping[str, int | None] = {}
         self.claims = 0
         self.led_last = self.left_claims = False
-        # As a leader: what others have decided before is known.
-        self._is_complete = False
+        self.is_complete = False
         # When the lease was last seen to be this replica's.
         self._own_at: datetime | None = None
         self._lock = threading.Lock()
@@ -160,12 +160,12 @@ class Shadow:
     def begins(self) -> None:
         """A term of this replica begins, and what was decided before it hasn't been read yet."""
         with self._lock:
-            self._is_complete = False
+            self.is_complete = False
 
     def leads(self, until: datetime) -> None:
         """This replica leads, and has read what was decided before: nobody else can decide anything until then."""
         with self._lock:
-            self.led_last = self._is_complete = True
+            self.led_last = self.is_complete = True
             self._know(until)
 
     def held(self, at: datetime) -> None:
@@ -184,7 +184,7 @@ class Shadow:
     def renewed(self, until: datetime) -> None:
         """The lease is renewed: what was true until now is until then."""
         with self._lock:
-            if self._is_complete:
+            if self.is_complete:
                 self._know(until)
 
     def ended(self, at: datetime) -> None:

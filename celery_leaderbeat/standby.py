@@ -113,7 +113,7 @@ class Standby:
         if watch is not None and watch.term.holder == self._holder and not gone:
             unheard = self._lease.unheard
             if unheard is not None and unheard[0].value == watch.term.value:
-                if not self._lease.release(*unheard):
+                if self._lease.release(*unheard) == "unheard":
                     self._desk.wait(_LOOK_INTERVAL)
                 self._watch = None
                 return None

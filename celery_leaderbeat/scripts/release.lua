@@ -9,13 +9,14 @@
 --       4 reason
 --       5 '1' in a cluster, whose channels may be sharded
 --       6 '1' if it is left to a newer release
--- Returns  1 released, 0 the lease was not ours
+-- Returns  'released'; 'held' by another term; 'gone', with nobody who leads
 
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then
-  return 0
+local held = redis.call('GET', KEYS[1])
+if held ~= ARGV[1] then
+  return held and 'held' or 'gone'
 end
 redis.call('DEL', KEYS[1])
 redis.call('SET', KEYS[2], ARGV[3] .. (ARGV[6] == '1' and ' released for a newer release' or ' released'))
 wake(ARGV[2], ARGV[5], 'released')
 event('released', 'epoch', ARGV[3], 'reason', ARGV[4])
-return 1
+return 'released'

@@ -149,8 +149,8 @@ class Ground:
         answer: list[Any] = self.store.run("renew", keys, [term.value, ttl, term.epoch])
         return answer
 
-    def release(self, term: Term, newer: bool = False) -> int:
-        answer: int = self.store.run(
+    def release(self, term: Term, newer: bool = False) -> str:
+        answer: str = self.store.run(
             "release",
             [self.keys.lease, self.keys.released],
             [term.value, self.keys.wake, term.epoch, "stops", "", "1" if newer else ""],

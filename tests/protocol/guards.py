@@ -104,8 +104,8 @@ GUARDS = [
     Guard(
         "release",
         "lease compare",
-        "if redis.call('GET', KEYS[1]) ~= ARGV[1] then",
-        "if not redis.call('GET', KEYS[1]) then",
+        "if held ~= ARGV[1] then",
+        "if not held then",
         _MISSED,
     ),
     Guard("register", "lease check", "if held ~= ARGV[1] then", "if false then", None),

@@ -169,7 +169,9 @@ class Images:
 
     def _release(self, value: str) -> bool:
         keys = [self._keys.lease, self._keys.released]
-        return bool(self._store.run("release", keys, [value, self._keys.wake, 0, "stops", "", ""]))
+        return bool(
+            self._store.run("release", keys, [value, self._keys.wake, 0, "stops", "", ""]) == "released"
+        )
 
     def _claim(
         self,

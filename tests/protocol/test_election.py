@@ -202,7 +202,7 @@ def test_a_late_renewal_writes_no_epoch(ground: Ground) -> None:
 def test_a_release_frees_the_lease_and_wakes_the_standbys(ground: Ground) -> None:
     term = ground.elect()
     waiting = ground.store.subscribe(ground.keys.wake)
-    assert ground.release(term) == 1
+    assert ground.release(term) == "released"
     # The first answers may be those to the subscription itself.
     heard = any(waiting.next(timeout=1) == ground.keys.wake for _ in range(5))
     waiting.close()
@@ -213,12 +213,12 @@ def test_a_release_frees_the_lease_and_wakes_the_standbys(ground: Ground) -> Non
 
 def test_a_release_that_is_asked_again_releases_nothing(ground: Ground) -> None:
     term = ground.elect()
-    assert [ground.release(term), ground.release(term)] == [1, 0]
+    assert [ground.release(term), ground.release(term)] == ["released", "gone"]
 
 
 @pytest.mark.parametrize("holder", ["one", "two"])
 def test_a_late_release_does_not_touch_a_newer_term(ground: Ground, holder: str) -> None:
     late = ground.elect("one")
     term = ground.next_term(holder)
-    assert ground.release(late) == 0
+    assert ground.release(late) == "held"
     assert ground.client.get(ground.keys.lease) == term.value

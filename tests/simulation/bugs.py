@@ -81,7 +81,7 @@ BUGS = (
     Bug(
         "the compare in release",
         "release",
-        "if redis.call('GET', KEYS[1]) ~= ARGV[1] then",
+        "if held ~= ARGV[1] then",
         "if false then",
         "lease compare",
     ),

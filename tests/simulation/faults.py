@@ -357,6 +357,56 @@ class LostAsATermBegins(Faults):
         self.lost += 1
 
 
+class LostAsItStops(Faults):
+    """Every half a minute the broker leaves, Redis is emptied soon after, and then its leader is told to stop.
+
+    Attributes:
+        lost: how often.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._active = False
+        self._leader: Process | None = None
+        self.lost = 0
+
+    def point(self, process: Process, what: str) -> None:
+        if what.startswith("before the publish"):
+            self._leader = process
+
+    def latency(self) -> float:
+        return self._world.rng.choice((0.0, 0.002, 0.01))
+
+    def unreachable_takes(self, patience: float) -> float:
+        return self._world.rng.choice((0.0, 0.05, 0.3))
+
+    def begin(self) -> None:
+        self._active = True
+        self._next()
+
+    def end(self) -> None:
+        self._active = False
+
+    def _next(self) -> None:
+        self._world.hub.after(self._world.rng.uniform(20.0, 40.0), self._strike)
+
+    def _strike(self) -> None:
+        if not self._active:
+            return
+        world = self._world
+        leader = next((each for each in world.replicas if each.process is self._leader), None)
+        if leader is not None and leader.process.alive:
+            world.broker.leave(world.rng.uniform(0.5, 4.0))
+            at = world.rng.uniform(0.0, 1.5)
+            world.hub.after(at, self._all_is_lost)
+            world.hub.after(at + world.rng.choice((0.0, 0.01, 0.3, 0.6)), leader.stop)
+        self._next()
+
+    def _all_is_lost(self) -> None:
+        go_back(self._world, {})
+        self.lost += 1
+
+
 class GoesBackOnce(Faults):
     """Redis goes back, after a confirmation, to what it held before that: a replica that lagged has taken over."""
 

@@ -192,7 +192,7 @@ class Journal:
             if args[0] != self._lease[0]:
                 self.violate(f"a lease was renewed for {args[0]}, who doesn't hold it")
             self._lease = (args[0], self._lease_end(args[1]))
-        elif script == "release" and answer == 1:
+        elif script == "release" and answer == "released":
             if args[0] != self._lease[0]:
                 self.violate(f"a lease was released for {args[0]}, who doesn't hold it")
             self._lease = ("", 0)

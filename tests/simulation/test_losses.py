@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from celery.schedules import maybe_schedule
 
+from celery_leaderbeat.recall import LOST
 from celery_leaderbeat.tick import slot_to_us, tick_key
 from celery_leaderbeat.timeline import slots_between
-from tests.simulation.faults import GoesBackOnce, Losses, LostAsATermBegins, Replaced
+from tests.simulation.faults import GoesBackOnce, Losses, LostAsATermBegins, LostAsItStops, Replaced
 from tests.simulation.world import Work, World
 from tests.support.faketime_server import FrozenServer
 
@@ -90,12 +91,8 @@ def test_a_leader_that_was_replaced_while_it_was_cut_off_sends_nothing_again_whe
         tell(f"seed {seed}: all was lost {world.faults.lost} times; {world.journal}")
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [seed + 1 for seed in _SEEDS])
-def test_what_a_frozen_leader_had_claimed_is_sent_or_said_to_be_missed_when_all_is_lost_as_the_next_begins(
-    frozen_server: FrozenServer, tell: Callable[[str], None], seed: int
-) -> None:
-    schedule: dict[str, Any] = {
+def _both_ways() -> dict[str, Any]:
+    return {
         f"{prefer} {period:g}": {
             "task": "plain.early",
             "schedule": period,
@@ -104,6 +101,35 @@ def test_what_a_frozen_leader_had_claimed_is_sent_or_said_to_be_missed_when_all_
         for prefer in ("missed", "duplicate")
         for period in (1.0, 1.5, 4.0)
     }
+
+
+def _sent_or_said(world: World, schedule: dict[str, Any], seconds: float) -> list[str]:
+    """Let faults happen for so long; the slots that were neither sent nor said to be missed, and what was sent twice."""
+    since = datetime.fromtimestamp(world.hub.now / 1e6, timezone.utc)
+    world.faults.begin()
+    world.run(seconds)
+    world.faults.end()
+    until = datetime.fromtimestamp(world.hub.now / 1e6, timezone.utc)
+    world.run(60.0)
+    broken = list(world.journal.troubles)
+    for name, entry in schedule.items():
+        for slot in slots_between(maybe_schedule(entry["schedule"], app=world.app), since, until):
+            key, at = tick_key(name, slot), slot_to_us(slot)
+            copies = sum(map(len, world.journal.sent.get(key, {}).values()))
+            said = [told.reason for told in world.journal.left_out[name] if told.first <= at <= told.last]
+            if not copies and not said:
+                broken.append(f"{key} was neither sent nor said to be missed")
+            if copies > 1 and name.startswith("missed"):
+                broken.append(f"{key} was sent {copies} times")
+    return broken
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [seed + 1 for seed in _SEEDS])
+def test_what_a_frozen_leader_had_claimed_is_sent_or_said_to_be_missed_when_all_is_lost_as_the_next_begins(
+    frozen_server: FrozenServer, tell: Callable[[str], None], seed: int
+) -> None:
+    schedule = _both_ways()
     world = World(
         frozen_server,
         seed,
@@ -116,26 +142,42 @@ def test_what_a_frozen_leader_had_claimed_is_sent_or_said_to_be_missed_when_all_
     with world.living():
         world.start()
         world.run(10.0)
-        since = datetime.fromtimestamp(world.hub.now / 1e6, timezone.utc)
-        world.faults.begin()
-        world.run(600.0)
-        world.faults.end()
-        until = datetime.fromtimestamp(world.hub.now / 1e6, timezone.utc)
-        world.run(60.0)
-        broken = list(world.journal.troubles)
-        for name, entry in schedule.items():
-            for slot in slots_between(maybe_schedule(entry["schedule"], app=world.app), since, until):
-                key, at = tick_key(name, slot), slot_to_us(slot)
-                copies = sum(map(len, world.journal.sent.get(key, {}).values()))
-                said = [told.reason for told in world.journal.left_out[name] if told.first <= at <= told.last]
-                if not copies and not said:
-                    broken.append(f"{key} was neither sent nor said to be missed")
-                if copies > 1 and name.startswith("missed"):
-                    broken.append(f"{key} was sent {copies} times")
+        broken = _sent_or_said(world, schedule, 600.0)
         assert not broken, world.tell(broken)
         assert isinstance(world.faults, LostAsATermBegins)
         assert world.faults.lost > 5
         tell(f"seed {seed}: all was lost {world.faults.lost} times as a term began; {world.journal}")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_what_a_leader_knows_that_is_told_to_stop_as_all_is_lost_isn_t_lost_with_it(
+    frozen_server: FrozenServer, tell: Callable[[str], None], seed: int
+) -> None:
+    schedule = _both_ways()
+    world = World(
+        frozen_server,
+        seed,
+        schedule,
+        beats=3,
+        workers=1,
+        work=lambda *_: Work((0.1,)),
+        make_faults=LostAsItStops,
+    )
+    with world.living():
+        world.start()
+        world.run(10.0)
+        broken = _sent_or_said(world, schedule, 900.0)
+        broken += [
+            f"{name}: {told.reason}"
+            for name, all_told in world.journal.left_out.items()
+            for told in all_told
+            if told.reason == LOST
+        ]
+        assert not broken, world.tell(broken)
+        assert isinstance(world.faults, LostAsItStops)
+        assert world.faults.lost > 10
+        tell(f"seed {seed}: all was lost {world.faults.lost} times as its leader stopped; {world.journal}")
 
 
 def test_a_claim_that_comes_back_after_its_message_was_sent_sends_no_second_one(

@@ -368,7 +368,7 @@ class World:
 
     def answered(self, script: str, answer: Any) -> None:
         """A script has answered: a lease that is released, or found to be lost, wakes who listens."""
-        if script == "wake" or (script == "release" and answer == 1):
+        if script == "wake" or (script == "release" and answer == "released"):
             for process, wake in list(self._ears.values()):
                 if process.alive and self.faults.subscription(process) > 0:
                     wake()
