@@ -120,7 +120,8 @@ def broker_of(scene: Scene, start_redis: Any) -> tuple[Any, dict[str, str]]:
 
 
 @pytest.mark.schedule(BOTH)
-@pytest.mark.conf(leaderbeat_lease_ttl=3)
+# Whoever leads next has to find that out while the first is in retreat, for a TTL: a busy machine may hold it up.
+@pytest.mark.conf(leaderbeat_lease_ttl=5, leaderbeat_publish_timeout=1)
 @either_broker
 def test_a_broker_that_is_mute_for_all_sends_the_lead_round_once_and_not_in_a_circle(
     scene: Scene, start_redis: Any
@@ -130,15 +131,15 @@ def test_a_broker_that_is_mute_for_all_sends_the_lead_round_once_and_not_in_a_ci
     first = leader(scene)
     wait_for_sends(scene, 2)
     with silenced(broker):
-        first.wait_for_log("it steps down for 3 s: it can't publish", 10)
+        first.wait_for_log("it steps down for 5 s: it can't publish", PATIENCE)
         second = next(beat for beat in beats if beat is not first)
-        second.wait_for_log("goes on leading, because no other could do better: it can't publish", 10)
+        second.wait_for_log("goes on leading, because no other could do better: it can't publish", PATIENCE)
         # In turns, ever more rarely. One broker is enough to see that.
         if scene.rabbit is None:
             wait_for(
-                lambda: [b for b in beats if b.find("it steps down for 6 s")], PATIENCE, "the next round"
+                lambda: [b for b in beats if b.find("it steps down for 10 s")], PATIENCE, "the next round"
             )
-        assert max(len(beat.find("it steps down for 3 s")) for beat in beats) == 1
+        assert max(len(beat.find("it steps down for 5 s")) for beat in beats) == 1
     wait_for_sends(scene, 4)
     scene.start_worker(env=env)
     wait_until_run(scene, "duplicate")
