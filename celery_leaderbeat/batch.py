@@ -99,17 +99,20 @@ class Batch:
             if message.outcome is None and not message.settled and message.sending.take():
                 message.settle(Outcome("unsent", reason))
 
-    def unsettled(self) -> Iterator[Debt]:
-        """What the ledger hasn't been told yet, as far as it is known."""
+    def unsettled_messages(self) -> Iterator[Message]:
+        """The messages whose outcome is known, and of which the ledger hasn't been told yet."""
         for message in self.messages:
             if message.outcome is not None and not message.settled:
-                yield self.debt(message)
+                yield message
+
+    def unsettled(self) -> Iterator[Debt]:
+        """What the ledger hasn't been told yet, as far as it is known."""
+        return map(self.debt, self.unsettled_messages())
 
     def unsent(self) -> Iterator[Message]:
         """The messages that are known to be unsent, and of which nobody has been told."""
-        for message in self.messages:
-            known = message.outcome is not None and not message.settled
-            if known and self.debt(message).outcome == "returned":
+        for message in self.unsettled_messages():
+            if self.debt(message).outcome == "returned":
                 yield message
 
 

@@ -13,6 +13,7 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 from celery_leaderbeat.agenda import Agenda
@@ -107,7 +108,12 @@ class Dispatcher:
             self._round += 1
             if term != self._took_over:
                 self._take_over(term)
-            elif self._clock_went_back() or (term == self._term and self._restorer.has_gone_back(term)):
+            elif (
+                self._clock_went_back()
+                # The same term once more: the lease lapsed, and was found again.
+                or not self._elector.shadow.is_complete
+                or (term == self._term and self._restorer.has_gone_back(term))
+            ):
                 self._term = None
             begins = term != self._term
             if begins:
@@ -377,25 +383,15 @@ class Dispatcher:
 
     def _write_off(self, term: Term, plan: Plan, decision: Miss | Skip) -> None:
         returned = [tick_key(plan.name, slot) for slot in decision.returned]
-        missed = isinstance(decision, Miss)
-        self._ledger.write_off(
-            term,
-            "missed" if missed else "skipped",
-            plan.name,
-            decision.first,
-            decision.last,
-            decision.count,
-            decision.reason,
-            plan.fingerprint,
-            returned,
-        )
-        for slot in dict.fromkeys((*decision.returned, decision.last)):
-            self._advance(plan, slot)
-        said = (plan.name, decision.first, decision.last, decision.count, decision.reason)
-        if missed:
-            self._reports.missed(*said, prefer=plan.policy.prefer)
+        what = (plan.name, decision.first, decision.last, decision.count, decision.reason)
+        if isinstance(decision, Miss):
+            end, say = "missed", partial(self._reports.missed, *what, prefer=plan.policy.prefer)
         else:
-            self._reports.skipped(*said)
+            end, say = "skipped", partial(self._reports.skipped, *what)
+        with self._reports.after(say):
+            self._ledger.write_off(term, end, *what, plan.fingerprint, returned)
+            for slot in dict.fromkeys((*decision.returned, decision.last)):
+                self._advance(plan, slot)
 
     def _advance(self, plan: Plan, slot: datetime) -> None:
         back = plan.returned.get(slot)

@@ -122,11 +122,13 @@ def _plan(
         # Celery's own tasks are no FencedTasks; a default that needs one isn't meant for them.
         defaults = {key: value for key, value in defaults.items() if key not in _FENCED_ONLY}
     policy = build_policy(name, own, defaults, cron_deadline if isinstance(schedule, crontab) else None)
-    _check_task(name, entry.task, tasks.get(entry.task), policy, own or {})
+    task = tasks.get(entry.task)
+    _check_task(name, entry.task, task, policy, own or {})
     if not isinstance(schedule, BaseSchedule) and not hasattr(schedule, "remaining_estimate"):
         raise ScheduleError(f"Entry {name!r} has the schedule {schedule!r}, which has no remaining_estimate.")
     try:
-        return Plan(name, entry, schedule, fingerprint(schedule), policy)
+        expires = getattr(task, "expires", None)
+        return Plan(name, entry, schedule, fingerprint(schedule), policy, task_expires=expires)
     except ScheduleError as exc:
         raise ScheduleError(f"Entry {name!r}: {exc}") from exc
 

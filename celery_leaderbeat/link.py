@@ -272,10 +272,12 @@ def _producer_class(app: Any, timeout: float) -> Any:
         """Attributes: phase: `"preparing"`, `"declaring"`, `"sending"` (bytes may have left).
 
         may_leave: called right before the bytes leave; raises `GivenUp` if they mustn't.
+        lifetime: how long the broker keeps the message, in seconds; None for as long as it is told.
         """
 
         phase = "preparing"
         may_leave: Callable[[], None] | None = None
+        lifetime: float | None = None
 
         def __init__(self, channel: Any, **kwargs: Any) -> None:
             super().__init__(channel, **kwargs)
@@ -292,6 +294,8 @@ def _producer_class(app: Any, timeout: float) -> Any:
         def publish(self, *args: Any, **kwargs: Any) -> Any:
             self.phase = "preparing"
             kwargs |= {"retry": False, "timeout": timeout, "confirm_timeout": timeout}
+            if self.lifetime is not None:
+                kwargs["expiration"] = max(self.lifetime, 0.0)
             return super().publish(*args, **kwargs)
 
         def _publish(self, *args: Any, **kwargs: Any) -> Any:

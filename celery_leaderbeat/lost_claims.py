@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 
 from celery_leaderbeat.batch import record_lifetime
 from celery_leaderbeat.errors import StampError
@@ -174,8 +175,9 @@ class LostClaims:
         plan = self._plans.get(entry)
         fingerprint, prefer = ("", "missed") if plan is None else (plan.fingerprint, plan.policy.prefer)
         (first, _), (last, _), keys = slots[0], slots[-1], [key for _, key in slots]
-        self._ledger.write_off(term, "missed", entry, first, last, len(slots), LOST, fingerprint, keys)
-        self._reports.missed(entry, first, last, len(slots), LOST, prefer)
+        what = (entry, first, last, len(slots), LOST)
+        with self._reports.after(partial(self._reports.missed, *what, prefer)):
+            self._ledger.write_off(term, "missed", *what, fingerprint, keys)
         # The ledger knows it.
         for slot, key in slots:
             self._unswept.pop(key, None)

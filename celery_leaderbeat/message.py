@@ -114,7 +114,7 @@ def build_message(
     key = tick_key(plan.name, slot)
     stamp = Stamp(key=key, entry=plan.name, slot=slot, epoch=epoch, attempt=attempt)
     entry = plan.entry
-    options = _plain_copy(entry.options or {})
+    options = _plain_copy(plan.options)
     for name in _OURS:
         options.pop(name, None)
     options["headers"] = {**(options.get("headers") or {}), "celery_beat_task": True, **stamp.headers()}

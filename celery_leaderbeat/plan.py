@@ -67,7 +67,8 @@ class Plan:
     """One entry, and its slots that are still to be decided.
 
     `last` is the slot that was decided last, `next` the one after it (None: there is none any more), and
-    `returned` holds slots that were to be sent and are known to be unsent, oldest first.
+    `returned` holds slots that were to be sent and are known to be unsent, oldest first. `task_expires` is what the
+    task says of when its messages expire, where the entry says nothing.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Plan:
     schedule: Any
     fingerprint: str
     policy: Policy
+    task_expires: Any = None
     last: datetime | None = None
     next: datetime | None = None
     returned: dict[datetime, Returned] = field(default_factory=dict)
@@ -88,6 +90,15 @@ class Plan:
     _ahead: set[datetime] = field(default_factory=set)
     # From when on the slots that were given back are looked at again.
     _returned_from: datetime | None = None
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of its messages."""
+        own: Mapping[str, Any] = self.entry.options or {}
+        if self.task_expires is None or "expires" in own:
+            return own
+        # Celery would count it from this host's wall clock.
+        return {**own, "expires": self.task_expires}
 
     def start(self, last: datetime) -> None:
         """Go on after the slot `last`. Raises what the schedule raises."""
@@ -125,7 +136,7 @@ class Plan:
             self._look_ahead()
             self._postponed = None
         decisions: list[Decision] = []
-        expired = born_expired(self.entry.options or {}, now)
+        expired = born_expired(self.options, now)
         for decision in self._decisions(now, led_since, pauses or Pauses()):
             _append(decisions, self._unless_doomed(decision, expired))
             if self.policy.overlap != "allow" and isinstance(decisions[-1], Send):

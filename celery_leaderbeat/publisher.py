@@ -35,7 +35,7 @@ from kombu.exceptions import EncodeError, OperationalError
 
 from celery_leaderbeat.backoff import backoff
 from celery_leaderbeat.clock import FleetClock
-from celery_leaderbeat.expiry import with_instants
+from celery_leaderbeat.expiry import seconds_until, with_instants
 from celery_leaderbeat.link import GivenUp, Link
 from celery_leaderbeat.message import Message, Outcome
 from celery_leaderbeat.tick import slot_text
@@ -263,7 +263,10 @@ class Publisher:
         return Outcome("sent")
 
     def _send(self, message: Message, producer: Any, task: Any) -> None:
-        counted = with_instants(message.options, self._fleet_clock.utcnow())
+        now = self._fleet_clock.utcnow()
+        counted = with_instants(message.options, now)
+        # Celery would tell the broker how long that is by this host's wall clock.
+        producer.lifetime = seconds_until(counted.get("expires"), now)
         options = {**counted, "producer": producer, "task_id": message.task_id}
         if task is not None:
             task.apply_async(message.args, message.kwargs, **options)

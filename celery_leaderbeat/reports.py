@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -24,6 +26,22 @@ class Reports:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._skipping: dict[str, str] = {}
+
+    @contextmanager
+    def after(self, say: Callable[[], None]) -> Iterator[None]:
+        """Say it once the ledger has decided it.
+
+        Where the beat is told to stop meanwhile, nobody may say it afterwards: it is said then as well. An error that
+        is tried again says nothing.
+        """
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            say()
+            raise
+        say()
 
     def missed(
         self, entry: str, first: datetime, last: datetime, count: int, reason: str, prefer: str = "missed"

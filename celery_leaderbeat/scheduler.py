@@ -224,7 +224,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
 def _restore(running: _Running, clock: Clock) -> None:
     """Lead once more, to put back what Redis has lost; no longer than another replica can be waited for."""
     logger.warning(
-        "Redis has lost data as this replica stops: it leads once more, to put back what it remembers.",
+        "Redis may have lost data as this replica stops: it leads until it has put back what it remembers.",
         extra={"action": "stays"},
     )
     elector, deadline = running.elector, clock.monotonic() + _RESTORE_WITHIN

@@ -158,7 +158,16 @@ class Sender:
         ]
         if claimed:
             self._replication.succeeded()
-            self._publish(batch, claimed)
+            try:
+                self._publish(batch, claimed)
+            except Exception:
+                raise
+            except BaseException:
+                # Told to stop; `close` has told the ledger what is known, and nobody says it afterwards.
+                for message in batch.unsettled_messages():
+                    if batch.debt(message).outcome == "unconfirmed":
+                        self._unconfirmed(message)
+                raise
         self._batch = None
         return batch.messages
 
@@ -311,9 +320,7 @@ class Sender:
         debt = batch.debt(message)
         self._debts.owe(debt)
         if debt.outcome == "unconfirmed":
-            self._reports.missed(
-                plan.name, message.slot, message.slot, 1, f"unconfirmed: {reason}", message.prefer
-            )
+            self._unconfirmed(message)
             return
         self._take_back(message)
         if kind == "impossible":
@@ -342,6 +349,12 @@ class Sender:
             message.key,
             reason,
             extra={"action": "returned", "tick_key": message.key, "reason": reason},
+        )
+
+    def _unconfirmed(self, message: Message) -> None:
+        reason = message.outcome.reason if message.outcome is not None else ""
+        self._reports.missed(
+            message.entry, message.slot, message.slot, 1, f"unconfirmed: {reason}", message.prefer
         )
 
     def _take_back(self, message: Message) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -139,10 +141,13 @@ class Sweep:
             entry, slot = parse_tick_key(key)
         except StampError:
             return
-        self._ledger.write_off(self._term, "missed", entry, slot, slot, 1, _LOST, "", [key])
         plan = self._plans.get(entry)
         prefer = "missed" if plan is None else plan.policy.prefer
-        self._reports.missed(entry, slot, slot, 1, _LOST, prefer)
+        self._write_off(key, (entry, slot, slot, 1, _LOST), prefer)
+
+    def _write_off(self, key: str, what: tuple[str, datetime, datetime, int, str], prefer: str) -> None:
+        with self._reports.after(partial(self._reports.missed, *what, prefer)):
+            self._ledger.write_off(self._term, "missed", *what, "", [key])
 
     def _bury(self) -> None:
         """Decide about runs whose lease is over."""
@@ -199,7 +204,4 @@ class Sweep:
                 plan.give_back(record.slot, attempt, record.request, record.state == "claimed")
                 self._taken_up(plan)
             return
-        self._ledger.write_off(
-            self._term, "missed", record.entry, record.slot, record.slot, 1, _REMOVED, "", [record.key]
-        )
-        self._reports.missed(record.entry, record.slot, record.slot, 1, _REMOVED, record.prefer)
+        self._write_off(record.key, (record.entry, record.slot, record.slot, 1, _REMOVED), record.prefer)

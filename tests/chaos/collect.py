@@ -6,6 +6,7 @@ import contextlib
 import re
 import sqlite3
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import datetime, timezone
@@ -26,6 +27,8 @@ __all__ = ["Collector"]
 _RANGE = re.compile(r"(?:from (?P<first>\S+Z) to (?P<last>\S+Z) are|the slot (?P<slot>\S+Z) is) missed")
 #: Longest that a slot takes to come to its end, in seconds.
 _LONGEST = 60.0
+#: Longest that is tried to read what was lost, in seconds.
+_READING = 15.0
 #: Ends that later looks don't change.
 _NO_ANSWER = ("unexplained", "forgotten")
 
@@ -99,9 +102,13 @@ class Collector:
         self._reading.start()
 
     def _read_lost(self, since: float, until: float) -> None:
-        # What was away is lost unread.
-        with contextlib.suppress(StoreError):
-            self._audit(self._lost, since, until)
+        # It stays where it was put until the next loss; the server may be away, or busy.
+        deadline = time.monotonic() + _READING
+        while time.monotonic() < deadline:
+            with contextlib.suppress(StoreError):
+                self._audit(self._lost, since, until)
+                return
+            time.sleep(0.2)
 
     def _wait(self) -> None:
         """Wait until what was lost is read: what is said later counts more."""

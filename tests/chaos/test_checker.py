@@ -293,14 +293,25 @@ def test_what_redis_lost_may_be_missed_only_where_the_leader_was_struck_as_well(
     assert story.violations() == ([("lost", key(DUPLICATE))] if target == "beat1" else [])
 
 
+SKIP = replace(DUPLICATE, name="s", policy={**DUPLICATE.policy, "on_crash": "skip"})
+
+
 @pytest.mark.parametrize(
     ("entry", "before", "allowed"),
-    [(DUPLICATE, 2.0, True), (DUPLICATE, 5.0, False), (MISSED, 5.0, True), (MISSED, 7.0, False)],
+    [
+        (DUPLICATE, 2.0, True),
+        (DUPLICATE, 5.0, False),
+        (MISSED, 5.0, True),
+        (MISSED, 7.0, False),
+        # Taken up again, it isn't sent yet; and it may have begun on a worker that died.
+        (SKIP, 14.0, True),
+        (SKIP, 16.0, False),
+    ],
 )
 def test_whoever_led_right_before_the_loss_counts_as_its_leader_for_as_long_as_its_claims_are_in_doubt(
     entry: Entry, before: float, allowed: bool
 ) -> None:
-    story = Story()
+    story = Story({**ENTRIES, entry.name: entry})
     story.forget(entry)
     story.said(entry, "missed", LOST)
     lost = SLOTS[2] + 1

@@ -240,3 +240,37 @@ def test_after_leaders_were_killed_at_their_worst_moments_the_audit_explains_eve
     assert {key for key in published if key.partition("@")[0] in MIXED} >= set(runs)
     warned = Counter(told.entry for told in signals(scene, "slots_missed"))
     assert set(warned) <= set(MIXED) - {"duplicate"}
+
+
+#: A beat that is told to stop while it waits for the ledger's answer.
+STOPS_AS_IT_WRITES_OFF = """
+import os, signal
+
+from celery_leaderbeat.ledger import Ledger
+
+original = Ledger.write_off
+
+
+def write_off(self, *args, **kwargs):
+    answer = original(self, *args, **kwargs)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return answer
+
+
+Ledger.write_off = write_off
+"""
+
+
+@pytest.mark.matrix("valkey")
+@pytest.mark.schedule({"job": every(0.5, catch_up="none")})
+def test_a_gap_is_said_though_the_leader_is_told_to_stop_as_it_decides_about_it(
+    scene: Scene, ledger: Ledger
+) -> None:
+    before = scene.start_beat()
+    wait_for(lambda: len(keys_of(scene.beat_publishes())) >= 2, PATIENCE, "slots are sent")
+    before.kill()
+    sent = ledger.entries("job")["job"].slot
+    wait_for(lambda: now() > sent + timedelta(seconds=2), PATIENCE, "slots are missed")
+    beat = scene.start_beat(env=plugin(scene, NOTES_SIGNALS, STOPS_AS_IT_WRITES_OFF))
+    assert beat.wait(PATIENCE)["StatusCode"] == 0
+    is_seen(scene, ledger, beat, "job", "catch_up is none")

@@ -89,7 +89,7 @@ def test_a_leader_that_stops_as_redis_loses_its_data_puts_back_what_it_knows_bef
     first, second = fleet(scene, tmp_path, code)
     (tmp_path / "strike").touch()
     assert first.wait(SOON)["StatusCode"] == 0
-    assert first.find("it leads once more, to put back what it remembers")
+    assert first.find("it leads until it has put back what it remembers")
     assert first.find("Handed over: released the lease")
     leader(scene, SOON, other_than=first)
     before = len(keys_of(scene.beat_publishes()))

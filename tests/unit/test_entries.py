@@ -416,3 +416,23 @@ def test_a_schedule_with_no_slot_at_all_is_named(app: Celery) -> None:
     item = Plan("never", None, schedule(1.0, app=app), "f", Policy())
     item.start(datetime(9998, 12, 31, tzinfo=timezone.utc))
     assert item.when is None
+
+
+@pytest.mark.parametrize(
+    ("own", "expires"),
+    [({}, 20), ({"expires": 5}, 5), ({"expires": None}, None)],
+    ids=["task", "entry", "never"],
+)
+def test_messages_expire_when_their_task_says_so_unless_the_entry_does(
+    app: Celery, own: dict[str, Any], expires: float | None
+) -> None:
+    class ShortLived(Task):
+        expires = 20
+
+    raw = {"task": "unit.task", "schedule": 1.0, "options": own}
+    entries = {"tick": check_entry("tick", raw, build(app))}
+    (item,) = load_plans(entries, {}, None, {"unit.task": ShortLived()}).values()
+    assert build_message(item, T0, 1, "prefix").options.get("expires") == expires
+    # Born expired only where its own time is over.
+    item.start(T0)
+    assert [type(decision) for decision in item.decide(T0 + SECOND, T0)] == [Send]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from celery_leaderbeat.errors import StoreError
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.signals import slots_missed, slots_skipped
 
@@ -134,3 +136,18 @@ def test_a_receiver_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture)
     assert ("WARNING", "Entry 'job': the slot 2026-10-02T03:00:00Z is missed: catch_up is none.") in said(
         caplog
     )
+
+
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [(None, ["said"]), (StoreError("away"), []), (SystemExit(), ["said"]), (KeyboardInterrupt(), ["said"])],
+    ids=repr,
+)
+def test_what_the_ledger_decides_is_said_even_where_the_beat_is_told_to_stop_meanwhile(
+    raised: BaseException | None, words: list[str]
+) -> None:
+    heard: list[str] = []
+    with contextlib.suppress(BaseException), Reports(APP).after(lambda: heard.append("said")):
+        if raised is not None:
+            raise raised
+    assert heard == words

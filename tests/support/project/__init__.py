@@ -193,6 +193,7 @@ autoretrying = _task(
 dead_lettered = _task("dead_lettered", FencedTask, on_stale="reject", acks_late=True)
 unverified_run = _task("unverified_run", FencedTask, when_unverifiable="run")
 unverified_refuse = _task("unverified_refuse", FencedTask, when_unverifiable="refuse")
+short_lived = _task("short_lived", expires=20)
 soft_limited = _task("soft_limited", FencedTask, seconds=60.0, soft_time_limit=1)
 
 
