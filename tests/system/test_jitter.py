@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from tests.support.scene import Scene, keys_of, leader
 from tests.support.waits import wait_for
 from tests.system.test_workers import PATIENCE
 
-#: Seconds that a busy machine may add to a send; now and then, to one of several, it adds more.
+#: Seconds that a busy machine may add to a send.
 LATE = 0.7
 
 
@@ -40,6 +39,7 @@ def next_slot(every: float) -> datetime:
     return datetime.fromtimestamp((now // every + 1) * every, timezone.utc)
 
 
+@pytest.mark.timed
 @pytest.mark.matrix("valkey")
 @pytest.mark.schedule({"one": job(2.0, 1.5), "two": job(2.0, 1.5), "capped": job(2.0, 3600.0)})
 def test_entries_of_the_same_slot_are_sent_at_delays_of_their_own_under_the_nominal_time(
@@ -59,7 +59,7 @@ def test_entries_of_the_same_slot_are_sent_at_delays_of_their_own_under_the_nomi
         # However close by chance: what is planned for this slot isn't the same for both.
         assert planned("one", slot, 2.0, 1.5) != planned("two", slot, 2.0, 1.5)
     for entry, times in late.items():
-        assert statistics.median(times) <= LATE, (entry, times)
+        assert max(times) <= LATE, (entry, times)
     for entry in scene.schedule:
         slots = [slot for name, slot in map(parse_tick_key, keys_of(sent)) if name == entry]
         assert all(b - a == timedelta(seconds=2) for a, b in itertools.pairwise(slots)), "none is left out"
@@ -69,6 +69,7 @@ def test_entries_of_the_same_slot_are_sent_at_delays_of_their_own_under_the_nomi
         assert slot.timestamp() % 2 == 0
 
 
+@pytest.mark.timed
 @pytest.mark.matrix("valkey")
 @pytest.mark.conf(leaderbeat_lease_ttl=3)
 def test_another_leader_sends_a_slot_at_the_delay_that_the_first_had_in_mind(scene: Scene) -> None:
@@ -104,6 +105,6 @@ def test_another_leader_sends_a_slot_at_the_delay_that_the_first_had_in_mind(sce
         assert message.pid == second.pid
         assert names[name] - 0.05 <= delay(message)
         added.append(delay(message) - names[name])
-    assert statistics.median(added) <= LATE, added
+    assert max(added) <= LATE, added
     assert len(sent(early)) == 1
     assert not any(beat.find("missed") for beat in beats)

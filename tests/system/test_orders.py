@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections import Counter
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
@@ -234,6 +233,7 @@ def test_what_is_to_be_rerun_waits_for_the_end_of_a_pause(
 # Run now
 
 
+@pytest.mark.timed
 @pytest.mark.matrix("valkey", "redis+rabbitmq")
 @pytest.mark.schedule({"job": {"task": "project.fenced", "every": PERIOD}, "other": every_second()})
 def test_run_now_runs_once_under_a_key_of_its_own_even_while_paused(
@@ -258,8 +258,7 @@ def test_run_now_runs_once_under_a_key_of_its_own_even_while_paused(
         assert entry == "job"
         # To the millisecond.
         assert asked - timedelta(milliseconds=1) <= slot <= answered + timedelta(milliseconds=1)
-    # A busy machine may keep a process from it once.
-    assert statistics.median(heeded) <= SOON, heeded
+    assert max(heeded) <= SOON, heeded
     assert len(set(keys)) == 3
     wait_for(lambda: not ledger.store.fields(ledger.store.keys.requests), PATIENCE, "nothing is left to do")
     assert [run.key for run in scene.runs() if run.key in keys] == keys

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -122,6 +121,7 @@ def test_skip_never_runs_two_slots_at_once_and_says_what_it_skipped(scene: Scene
     assert len(events(ledger, "skipped", entry="job")) == ledger.counts()["skipped"]
 
 
+@pytest.mark.timed
 @pytest.mark.matrix("valkey", "redis+rabbitmq")
 @pytest.mark.schedule(job("queue"))
 def test_queue_runs_one_after_the_other_and_the_one_that_waits_starts_soon(
@@ -148,7 +148,7 @@ def test_queue_runs_one_after_the_other_and_the_one_that_waits_starts_soon(
         assert later.start >= earlier.end
         pauses.append(later.start - earlier.end)
         assert parse_tick_key(later.key)[1] > parse_tick_key(earlier.key)[1], "in their order"
-    assert statistics.median(pauses) <= SOON, pauses
+    assert max(pauses) <= SOON, pauses
     all_explained(scene, ledger, began, now())
 
 
@@ -245,6 +245,7 @@ def test_what_waits_for_a_run_that_died_waits_for_its_next_attempt(scene: Scene)
     assert 0 <= following.start - again.end <= SOON
 
 
+@pytest.mark.timed
 @pytest.mark.matrix("valkey")
 @pytest.mark.schedule(job("skip", options={"expires": 2.5}))
 def test_a_slot_that_no_worker_takes_holds_up_the_others_until_it_expires(scene: Scene) -> None:
@@ -253,7 +254,7 @@ def test_a_slot_that_no_worker_takes_holds_up_the_others_until_it_expires(scene:
     claimed = [int(scene.slot(key)["claimed_at"]) / 1000 for key in keys_of(scene.beat_publishes())]
     pauses = [later - earlier for earlier, later in itertools.pairwise(claimed)]
     assert min(pauses) >= 2.5, "not before it expired"
-    assert min(pauses) <= 2.5 + 1.0 + 0.7, "and with the next slot"
+    assert max(pauses) <= 2.5 + 1.0 + 0.7, "and with the next slot"
 
 
 @pytest.mark.matrix("valkey")
