@@ -29,10 +29,11 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	@$(BIN)/python examples/django_project/demo.py $(ARGS)
 
-# The timed ones run alone, and first: then the others find all modules compiled.
+# The timed ones run alone, and first: then the others find all modules compiled. Those that are bounded mostly wait.
 test: $(STAMP)
 	@$(BIN)/python -m pytest -m timed $(ARGS)
-	@$(BIN)/python -m pytest -n 6 --dist worksteal -m "not timed" $(ARGS)
+	@$(BIN)/python -m pytest -n 3 -m bounded $(ARGS)
+	@$(BIN)/python -m pytest -n 6 --dist worksteal -m "not timed and not bounded" $(ARGS)
 
 test-unit: $(STAMP)
 	@$(BIN)/python -m pytest tests/unit $(ARGS)
@@ -46,7 +47,7 @@ test-time: $(STAMP)
 
 # What is no more than more of the same: other servers and brokers, more interleavings and crash points. Takes hours.
 test-long: $(STAMP)
-	@LEADERBEAT_EXHAUSTIVE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not timed" \
+	@LEADERBEAT_EXHAUSTIVE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not timed and not bounded" \
 		--ignore=tests/simulation/test_seeded_bugs.py $(ARGS)
 
 # Faults on purpose over real processes, and the checker's verdict; the drawing goes to chaos.svg.

@@ -194,8 +194,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
                 if not self._stays:
                     running.dispatcher.close(_DISPATCHER_WITHIN)
                     self._stays = running.elector.is_needed(_LOOK_WITHIN)
-                    if self._stays and self._ticking:
-                        return
+                if self._stays and self._ticking:
+                    return
                 try:
                     if self._stays:
                         _restore(running, self._clock)

@@ -39,7 +39,7 @@ def next_slot(every: float) -> datetime:
     return datetime.fromtimestamp((now // every + 1) * every, timezone.utc)
 
 
-@pytest.mark.timed
+@pytest.mark.bounded
 @pytest.mark.matrix("valkey")
 @pytest.mark.schedule({"one": job(2.0, 1.5), "two": job(2.0, 1.5), "capped": job(2.0, 3600.0)})
 def test_entries_of_the_same_slot_are_sent_at_delays_of_their_own_under_the_nominal_time(
@@ -69,7 +69,7 @@ def test_entries_of_the_same_slot_are_sent_at_delays_of_their_own_under_the_nomi
         assert slot.timestamp() % 2 == 0
 
 
-@pytest.mark.timed
+@pytest.mark.bounded
 @pytest.mark.matrix("valkey")
 @pytest.mark.conf(leaderbeat_lease_ttl=3)
 def test_another_leader_sends_a_slot_at_the_delay_that_the_first_had_in_mind(scene: Scene) -> None:

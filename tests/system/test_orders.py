@@ -233,7 +233,7 @@ def test_what_is_to_be_rerun_waits_for_the_end_of_a_pause(
 # Run now
 
 
-@pytest.mark.timed
+@pytest.mark.bounded
 @pytest.mark.matrix("valkey", "redis+rabbitmq")
 @pytest.mark.schedule({"job": {"task": "project.fenced", "every": PERIOD}, "other": every_second()})
 def test_run_now_runs_once_under_a_key_of_its_own_even_while_paused(

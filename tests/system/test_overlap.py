@@ -121,7 +121,7 @@ def test_skip_never_runs_two_slots_at_once_and_says_what_it_skipped(scene: Scene
     assert len(events(ledger, "skipped", entry="job")) == ledger.counts()["skipped"]
 
 
-@pytest.mark.timed
+@pytest.mark.bounded
 @pytest.mark.matrix("valkey", "redis+rabbitmq")
 @pytest.mark.schedule(job("queue"))
 def test_queue_runs_one_after_the_other_and_the_one_that_waits_starts_soon(
@@ -245,7 +245,7 @@ def test_what_waits_for_a_run_that_died_waits_for_its_next_attempt(scene: Scene)
     assert 0 <= following.start - again.end <= SOON
 
 
-@pytest.mark.timed
+@pytest.mark.bounded
 @pytest.mark.matrix("valkey")
 @pytest.mark.schedule(job("skip", options={"expires": 2.5}))
 def test_a_slot_that_no_worker_takes_holds_up_the_others_until_it_expires(scene: Scene) -> None:
