@@ -32,7 +32,7 @@ from celery_leaderbeat.pauses import Pause, merged_pauses
 from celery_leaderbeat.records import FAR_AHEAD, REMOVED_LIFETIME
 from celery_leaderbeat.tick import slot_to_us
 
-__all__ = ["Remembered", "Shadow"]
+__all__ = ["Remembered", "Shadow", "slot_of"]
 
 #: A replica that hasn't looked for so long may have missed that another led: two looks are half as far apart.
 _OUT_OF_SIGHT = timedelta(seconds=1)
@@ -232,7 +232,7 @@ class Shadow:
                 known = self._entries.get(name)
                 if known is not None and known.text == text and known.fingerprint is None:
                     continue
-                slot = _slot_of(text)
+                slot = slot_of(text)
                 if slot is not None and (known is None or slot >= known.slot or known.is_far_ahead(now)):
                     self._entries[name] = Remembered(slot, text)
                 elif known is not None:
@@ -322,7 +322,7 @@ class Shadow:
             return dict(self._pauses)
 
 
-def _slot_of(text: str) -> int | None:
+def slot_of(text: str) -> int | None:
     """The last decided slot in an entry's record, None where it can't be read."""
     try:
         data = json.loads(text)

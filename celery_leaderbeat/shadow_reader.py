@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 
 from celery_leaderbeat.clock import FleetClock
-from celery_leaderbeat.errors import StoreError
+from celery_leaderbeat.errors import StampError, StoreError
 from celery_leaderbeat.pauses import Pause, parse_pauses
-from celery_leaderbeat.shadow import Shadow
+from celery_leaderbeat.shadow import Shadow, slot_of
 from celery_leaderbeat.store import Look, Store
 from celery_leaderbeat.term import Term
+from celery_leaderbeat.tick import parse_tick_key, slot_to_us
 
 __all__ = ["ShadowReader", "decided_in"]
 
@@ -84,7 +85,7 @@ class ShadowReader:
         try:
             due = None
             if anew or look.counts != self._counts or self._shadow.left_claims:
-                # Before the entries: what is claimed later lies beyond the last decided slots, or is among these.
+                # Before the entries, which may be lost with the claims in between.
                 due = self._store.due_members(self._store.keys.unfinished, look.now)
                 self._counts = look.counts
             if not anew:
@@ -95,13 +96,16 @@ class ShadowReader:
                     self._shadow.see_claimed(due, settles)
                 return
             stored = self._store.scan_table(self._store.keys.entries)
+            # What was claimed before the entries were read, and after the claims were, is decided by them.
+            later = self._store.due_members(self._store.keys.unfinished)
+            due = [*(due or ()), *(key for key in later if _is_decided(key, stored))]
         except StoreError as exc:
             # It must not be in the way of an election; if Redis is away, the next look says so.
             logger.debug("The shadow isn't refreshed: %s", exc, extra={"action": "shadow_not_refreshed"})
             return
         self._shadow.see(stored, at, self._clock.utcnow(), led)
         # Where all was lost since the look, what was claimed isn't settled.
-        self._shadow.see_claimed(due or (), led and not self._shadow.lacks)
+        self._shadow.see_claimed(due, led and not self._shadow.lacks)
         ended = self._clock.clock.monotonic()
         self._seen = seen
         self._not_before = ended + _PAUSE * (ended - began)
@@ -111,6 +115,15 @@ class ShadowReader:
 def decided_in(counts: Mapping[str, str]) -> int:
     """How many slots were decided, by the ledger's totals."""
     return sum(int(text) for name, text in counts.items() if name in _DECISIONS and text.isdecimal())
+
+
+def _is_decided(key: str, stored: Mapping[str, str]) -> bool:
+    """Whether a slot that was claimed doesn't lie beyond the last decided one of its entry."""
+    try:
+        entry, slot = parse_tick_key(key)
+    except StampError:
+        return False
+    return entry in stored and slot_to_us(slot) <= (slot_of(stored[entry]) or 0)
 
 
 def _readable(table: Mapping[str, str]) -> dict[str, list[Pause]]:

@@ -13,7 +13,7 @@ from celery_leaderbeat.keys import Keys
 from celery_leaderbeat.shadow import Shadow
 from celery_leaderbeat.shadow_reader import ShadowReader
 from celery_leaderbeat.store import Look
-from celery_leaderbeat.tick import slot_to_us
+from celery_leaderbeat.tick import slot_to_us, tick_key
 
 NOW = datetime.now(timezone.utc)
 ENTRIES = {"job": json.dumps({"slot": str(slot_to_us(NOW)), "fingerprint": "f"})}
@@ -33,7 +33,7 @@ class _Store:
         self.asked += 1
         return self.lost_after is None or self.asked <= self.lost_after
 
-    def due_members(self, key: str, at: float) -> list[str]:
+    def due_members(self, key: str, at: float | None = None) -> list[str]:
         return list(self.claimed) if self._ask() else []
 
     def scan_table(self, key: str) -> dict[str, str]:
@@ -97,7 +97,7 @@ def test_what_this_replica_left_to_others_stays_in_doubt_while_the_ledger_knows_
     assert "job@3" in shadow.open_claims
 
 
-@pytest.mark.parametrize("lost_after", [0, 1])
+@pytest.mark.parametrize("lost_after", [0, 1, 2])
 @pytest.mark.parametrize("counts", [{"claimed": 3}, {"claimed": 2, "sent": 1}], ids=["decided", "confirmed"])
 def test_what_is_lost_right_after_the_look_is_not_settled_by_that(
     reader: Reader, lost_after: int, counts: dict[str, int]
@@ -109,6 +109,22 @@ def test_what_is_lost_right_after_the_look_is_not_settled_by_that(
     store.asked, store.lost_after = 0, lost_after
     reads.look(_look(**counts))
     assert shadow.open_claims.keys() == {"job@1", "job@2"}
+
+
+def test_what_is_claimed_between_two_answers_is_in_doubt_if_the_entries_say_that_it_is_decided(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is claimed after they were read isn't decided, as far as this replica knows."""
+    reads, shadow, store = reader
+    scan, claimed = store.scan_table, [tick_key("job", NOW), tick_key("job", NOW + timedelta(seconds=1))]
+
+    def claims(key: str) -> dict[str, str]:
+        store.claimed = [*store.claimed, *claimed]
+        return scan(key)
+
+    monkeypatch.setattr(store, "scan_table", claims)
+    reads.look(_look(claimed=2))
+    assert shadow.open_claims.keys() == {"job@1", "job@2", claimed[0]}
 
 
 def test_a_leader_that_was_seen_ends_what_this_replica_knew_as_one(reader: Reader) -> None:
