@@ -180,6 +180,11 @@ class Dispatcher:
             return False
         return True
 
+    @property
+    def decided_at_least(self) -> int:
+        """How many slots the ledger's totals have, unless data was lost. May be asked for inside a signal handler."""
+        return self._restorer.decided_at_least
+
     def close(self, timeout: float) -> None:
         """Give back what is claimed and not published, in about `timeout` seconds; see `Sender.close`."""
         self._sender.close(timeout)

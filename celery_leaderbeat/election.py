@@ -67,7 +67,7 @@ from celery_leaderbeat.remarks import Remarks
 from celery_leaderbeat.server import ServerCheck
 from celery_leaderbeat.settings import Settings
 from celery_leaderbeat.shadow import Shadow
-from celery_leaderbeat.shadow_reader import ShadowReader
+from celery_leaderbeat.shadow_reader import ShadowReader, decided_in
 from celery_leaderbeat.sight import Sight
 from celery_leaderbeat.standby import Standby
 from celery_leaderbeat.store import Store
@@ -224,10 +224,12 @@ class Elector:
         """
         self._leader.step_down(term, reason)
 
-    def is_needed(self, timeout: float) -> bool:
+    def is_needed(self, timeout: float, decided: int) -> bool:
         """Whether Redis has lost data that this replica, which led last, hasn't put back yet.
 
-        False as well where Redis doesn't answer within about `timeout` seconds. May run inside a signal handler.
+        The lease with them, or what was decided since a moment ago, as in a failover to a replica that lagged: then
+        fewer slots are `decided`, by the ledger's totals. False as well where Redis doesn't answer within about
+        `timeout` seconds. May run inside a signal handler.
         """
         leads = self.term() is not None
         if not self.shadow.led_last or not (leads or self._lost_its_lease):
@@ -237,9 +239,13 @@ class Elector:
         # To connect, and for the answer.
         store = Store(self.settings, timeout / 2)
         try:
-            value = store.look(None).value
+            look = store.look(None)
+            if look.value is None:
+                return True
+            if Term.read(look.value).holder != self.holder:
+                return False
             # Just elected again, it may not know that yet.
-            return value is None or (not leads and Term.read(value).holder == self.holder)
+            return not leads or decided_in(look.counts) < decided
         except StoreError:
             return False
         finally:

@@ -49,7 +49,10 @@ class Restorer:
         self._reports = reports
         self._lost_claims = LostClaims(elector.shadow, plans, ledger, reports, elector.progress)
         self._recalled: tuple[Term, Mapping[str, Recalled]] | None = None
-        self._registered = self._decided = self._claims = 0
+        self._registered = 0
+        # What was decided by the ledger's totals at the latest look, and what this replica had claimed by then. One value:
+        # a signal handler may ask in between.
+        self._seen = (0, 0)
         self.found_loss = False
 
     def register(self, term: Term) -> dict[str, tuple[str, datetime]]:
@@ -97,7 +100,7 @@ class Restorer:
                 # Who led before may have decided more of it than this replica has read.
                 self._shadow.removed(name, slot, record.removed or now, record.fingerprint)
         self._shadow.put_back()
-        self._decided, self._claims = 0, self._shadow.claims
+        self._seen = (0, self._shadow.claims)
         self._registered = sum(kind != "forgotten" for kind, _ in positions.values())
 
     def _say(self, recalled: Mapping[str, Recalled], positions: Mapping[str, tuple[str, datetime]]) -> None:
@@ -130,10 +133,16 @@ class Restorer:
                 self._shadow.another_leads()
             raise NotLeading(look.value or "")
         self._elector.sight.held(at, before, look)
-        claimed, self._claims = self._shadow.claims - self._claims, self._shadow.claims
+        at_least, decided = self.decided_at_least, decided_in(look.counts)
+        self._seen = (decided, self._shadow.claims)
+        return decided < at_least
+
+    @property
+    def decided_at_least(self) -> int:
+        """How many slots the ledger's totals have, unless data was lost. May be asked for inside a signal handler."""
+        decided, claims = self._seen
         # Others may have added to it, but what this leader has claimed since must be there.
-        at_least, self._decided = self._decided + claimed, decided_in(look.counts)
-        return self._decided < at_least
+        return decided + self._shadow.claims - claims
 
     def is_incomplete(self) -> bool:
         """Whether the ledger holds fewer entries than were registered.

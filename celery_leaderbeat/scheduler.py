@@ -193,7 +193,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
             if running is not None and running.pid == os.getpid():
                 if not self._stays:
                     running.dispatcher.close(_DISPATCHER_WITHIN)
-                    self._stays = running.elector.is_needed(_LOOK_WITHIN)
+                    self._stays = running.elector.is_needed(_LOOK_WITHIN, running.dispatcher.decided_at_least)
                 if self._stays and self._ticking:
                     return
                 try:

@@ -368,6 +368,7 @@ class LostAsItStops(Faults):
         self._world = world
         self._active = False
         self._leader: Process | None = None
+        self._left: Copy = {}
         self.lost = 0
 
     def point(self, process: Process, what: str) -> None:
@@ -398,13 +399,27 @@ class LostAsItStops(Faults):
         if leader is not None and leader.process.alive:
             world.broker.leave(world.rng.uniform(0.5, 4.0))
             at = world.rng.uniform(0.0, 1.5)
-            world.hub.after(at, self._all_is_lost)
+            self._lose_at(at)
             world.hub.after(at + world.rng.choice((0.0, 0.01, 0.3, 0.6)), leader.stop)
         self._next()
 
-    def _all_is_lost(self) -> None:
-        go_back(self._world, {})
+    def _lose_at(self, at: float) -> None:
+        self._world.hub.after(at, self._is_lost)
+
+    def _is_lost(self) -> None:
+        go_back(self._world, self._left)
         self.lost += 1
+
+
+class GoesBackAsItStops(LostAsItStops):
+    """The same, where Redis loses no more than the latest moments: a replica that lagged has taken over."""
+
+    def _lose_at(self, at: float) -> None:
+        self._world.hub.after(max(at - self._world.rng.uniform(0.1, 1.0), 0.0), self._is_copied)
+        super()._lose_at(at)
+
+    def _is_copied(self) -> None:
+        self._left = copy_data(self._world)
 
 
 class GoesBackOnce(Faults):

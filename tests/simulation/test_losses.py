@@ -14,7 +14,14 @@ from celery.schedules import maybe_schedule
 from celery_leaderbeat.recall import LOST
 from celery_leaderbeat.tick import slot_to_us, tick_key
 from celery_leaderbeat.timeline import slots_between
-from tests.simulation.faults import GoesBackOnce, Losses, LostAsATermBegins, LostAsItStops, Replaced
+from tests.simulation.faults import (
+    GoesBackAsItStops,
+    GoesBackOnce,
+    Losses,
+    LostAsATermBegins,
+    LostAsItStops,
+    Replaced,
+)
 from tests.simulation.world import Work, World
 from tests.support.faketime_server import FrozenServer
 
@@ -151,8 +158,9 @@ def test_what_a_frozen_leader_had_claimed_is_sent_or_said_to_be_missed_when_all_
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", _SEEDS)
-def test_what_a_leader_knows_that_is_told_to_stop_as_all_is_lost_isn_t_lost_with_it(
-    frozen_server: FrozenServer, tell: Callable[[str], None], seed: int
+@pytest.mark.parametrize("faults", [LostAsItStops, GoesBackAsItStops], ids=["all", "the latest moments"])
+def test_what_a_leader_knows_that_is_told_to_stop_as_data_are_lost_isn_t_lost_with_it(
+    frozen_server: FrozenServer, tell: Callable[[str], None], faults: type[LostAsItStops], seed: int
 ) -> None:
     schedule = _both_ways()
     world = World(
@@ -162,7 +170,7 @@ def test_what_a_leader_knows_that_is_told_to_stop_as_all_is_lost_isn_t_lost_with
         beats=3,
         workers=1,
         work=lambda *_: Work((0.1,)),
-        make_faults=LostAsItStops,
+        make_faults=faults,
     )
     with world.living():
         world.start()
@@ -177,7 +185,7 @@ def test_what_a_leader_knows_that_is_told_to_stop_as_all_is_lost_isn_t_lost_with
         assert not broken, world.tell(broken)
         assert isinstance(world.faults, LostAsItStops)
         assert world.faults.lost > 10
-        tell(f"seed {seed}: all was lost {world.faults.lost} times as its leader stopped; {world.journal}")
+        tell(f"seed {seed}: data was lost {world.faults.lost} times as its leader stopped; {world.journal}")
 
 
 def test_a_claim_that_comes_back_after_its_message_was_sent_sends_no_second_one(
