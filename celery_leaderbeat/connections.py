@@ -24,8 +24,8 @@ __all__ = ["close_client", "leave_server", "make_client"]
 
 _Address = tuple[str, int]
 
-#: Shortest time for which one node is waited for while others may know more, in seconds.
-_SHORTEST_TRY = 0.25
+#: Shortest time for which one node is waited for while others may know more, in seconds; and where there is little time.
+_SHORTEST_TRY, _HURRIED_TRY = 0.25, 0.05
 
 
 class _Located:
@@ -94,7 +94,8 @@ class _Guides:
         self._nodes = [*self._nodes[1:], *self._nodes[:1]]
 
     def _question(self, node: _Address, *command: str | int) -> Any:
-        each = max(self._timeout / len(self._nodes), _SHORTEST_TRY)
+        shortest = min(_SHORTEST_TRY, max(self._timeout / 2, _HURRIED_TRY))
+        each = max(self._timeout / len(self._nodes), shortest)
         kwargs = dict(self.kwargs)
         for name in ("socket_timeout", "socket_connect_timeout"):
             kwargs[name] = min(float(kwargs.get(name) or each), each)

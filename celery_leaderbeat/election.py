@@ -237,7 +237,7 @@ class Elector:
         if leads and not self.shadow.is_complete:
             return True
         # To connect, and for the answer.
-        store = Store(self.settings, timeout / 2)
+        store = Store(self.settings.hurried(timeout / 2), timeout / 2)
         try:
             look = store.look(None)
             if look.value is None:
@@ -269,7 +269,7 @@ class Elector:
             return True
         if term is None:
             return False
-        store = Store(self.settings, timeout / 2)
+        store = Store(self.settings.hurried(timeout / 2), timeout / 2)
         try:
             lease = Lease(self.settings, self.clock, store, self.holder, {})
             return lease.release(term, "its replica stops") != "unheard"

@@ -123,7 +123,8 @@ class Sender:
         """The same, where the tick of a standby mustn't wait for an answer that doesn't come."""
         if not self._debts.open():
             return
-        ledger = Ledger(self._settings, min(self._settings.publish_timeout, _STANDBY_PATIENCE))
+        patience = min(self._settings.publish_timeout, _STANDBY_PATIENCE)
+        ledger = Ledger(self._settings.hurried(patience), patience)
         try:
             self._debts.settle(ledger)
         finally:
@@ -395,7 +396,7 @@ class Sender:
             debts += batch.unsettled()
         if not debts:
             return
-        ledger = Ledger(self._settings, timeout / 4)
+        ledger = Ledger(self._settings.hurried(timeout / 4), timeout / 4)
         try:
             tell(ledger, dict.fromkeys(debts))
         except StoreError as exc:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -159,6 +159,13 @@ class Settings:
         )
         _check_timings(settings, source)
         return settings
+
+    def hurried(self, timeout: float) -> Settings:
+        """The same for who can't wait: no answer of Redis takes longer than `timeout` seconds, whatever its options say."""
+        given = {**self.redis.kwargs, **self.redis_options}
+        names = ("socket_timeout",) if self.redis.unix else ("socket_timeout", "socket_connect_timeout")
+        bounds = {name: min(given.get(name) or timeout, timeout) for name in names}
+        return replace(self, redis_options=MappingProxyType({**self.redis_options, **bounds}))
 
     def banner(self) -> str:
         """Lines for the banner of `celery beat`: the effective values, and where they came from."""
