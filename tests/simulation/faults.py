@@ -397,11 +397,14 @@ class LostAsItStops(Faults):
         world = self._world
         leader = next((each for each in world.replicas if each.process is self._leader), None)
         if leader is not None and leader.process.alive:
-            world.broker.leave(world.rng.uniform(0.5, 4.0))
+            self._spoil_publishes()
             at = world.rng.uniform(0.0, 1.5)
             self._lose_at(at)
             world.hub.after(at + world.rng.choice((0.0, 0.01, 0.3, 0.6)), leader.stop)
         self._next()
+
+    def _spoil_publishes(self) -> None:
+        self._world.broker.leave(self._world.rng.uniform(0.5, 4.0))
 
     def _lose_at(self, at: float) -> None:
         self._world.hub.after(at, self._is_lost)
@@ -412,7 +415,13 @@ class LostAsItStops(Faults):
 
 
 class GoesBackAsItStops(LostAsItStops):
-    """The same, where Redis loses no more than the latest moments: a replica that lagged has taken over."""
+    """Redis loses no more than the latest moments (a replica that lagged has taken over), and then its leader is told to stop.
+
+    The broker stays: of a slot that was given back, and sent since, only its leader would know.
+    """
+
+    def _spoil_publishes(self) -> None:
+        pass
 
     def _lose_at(self, at: float) -> None:
         self._world.hub.after(max(at - self._world.rng.uniform(0.1, 1.0), 0.0), self._is_copied)
