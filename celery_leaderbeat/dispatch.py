@@ -269,7 +269,14 @@ class Dispatcher:
         self._agenda = Agenda(self._plans.values())
         grace = self._settings.publish_timeout + 0.5
         self._sweep = Sweep(
-            self._app, self._ledger, term, self._plans, self._reports, grace, self._agenda.put
+            self._app,
+            self._ledger,
+            term,
+            self._plans,
+            self._reports,
+            grace,
+            self._agenda.put,
+            self._sender.known_end,
         )
         # From here on all is known that was decided before.
         self._restorer.leads(term)

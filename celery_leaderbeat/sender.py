@@ -38,6 +38,7 @@ from celery_leaderbeat.ledger import Ledger, NotReplicated
 from celery_leaderbeat.message import Message, Outcome
 from celery_leaderbeat.plan import Plan
 from celery_leaderbeat.publisher import Publisher
+from celery_leaderbeat.records import SlotRecord
 from celery_leaderbeat.replication import Replication
 from celery_leaderbeat.reports import Reports
 from celery_leaderbeat.sent_before import SentBefore
@@ -114,6 +115,10 @@ class Sender:
         """Keep a connection to the broker; step down from `term` when it has been silent for too long."""
         self._connected()
         self._watch.look(term)
+
+    def known_end(self, record: SlotRecord) -> str:
+        """`"sent"` or `"unconfirmed"` where this process knows that of a claim, though Redis has lost it; else empty."""
+        return self._sent_before.known_end(record)
 
     def settle(self) -> None:
         """Tell the ledger what it couldn't be told. Raises `StoreError` while it can't."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from celery_leaderbeat.message import Message, Outcome
+from celery_leaderbeat.records import SlotRecord
 
 __all__ = ["SentBefore"]
 
@@ -32,6 +33,14 @@ class SentBefore:
             if len(self._outcomes) > self._most:
                 del self._outcomes[next(iter(self._outcomes))]
 
+    def known_end(self, record: SlotRecord) -> str:
+        """What became of the message of this claim, as the ledger is told of it; empty if it isn't known."""
+        attempt, epoch, outcome = self._outcomes.get(record.key, (0, 0, None))
+        if outcome is None or (attempt, epoch) != (record.attempt, record.epoch):
+            return ""
+        _say_lost(record.key)
+        return "sent" if outcome.kind == "sent" else "unconfirmed"
+
     def settles(self, message: Message) -> bool:
         """Whether the message has an outcome already, which is then set, and isn't to be published.
 
@@ -49,10 +58,14 @@ class SentBefore:
         if not message.handling.take():
             return False
         message.settle(outcome)
-        logger.warning(
-            "Slot %s was sent before, and Redis has lost that: it isn't sent again. Another leader wouldn't know; "
-            "leaderbeat_min_replicas, or a Redis that syncs each write to its disk, keeps such a loss from mattering.",
-            message.key,
-            extra={"action": "sent_before", "tick_key": message.key},
-        )
+        _say_lost(message.key)
         return True
+
+
+def _say_lost(key: str) -> None:
+    logger.warning(
+        "Slot %s was sent before, and Redis has lost that: it isn't sent again. Another leader wouldn't know; "
+        "leaderbeat_min_replicas, or a Redis that syncs each write to its disk, keeps such a loss from mattering.",
+        key,
+        extra={"action": "sent_before", "tick_key": key},
+    )

@@ -43,6 +43,7 @@ class Sweep:
         reports: says what is missed.
         grace: seconds after the begin of the term.
         taken_up: called with each plan that has got a slot back.
+        known_end: what became of a claim of this replica's, as `Sender.known_end` has it.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Sweep:
         reports: Reports,
         grace: float,
         taken_up: Callable[[Plan], None],
+        known_end: Callable[[SlotRecord], str] = lambda _: "",
     ) -> None:
         self._app = app
         self._ledger = ledger
@@ -62,6 +64,7 @@ class Sweep:
         self._reports = reports
         self._until = term.since + grace
         self._taken_up = taken_up
+        self._known_end = known_end
         self._doubtful: dict[str, SlotRecord] = {}
         self._dying: dict[str, SlotRecord] = {}
 
@@ -90,8 +93,12 @@ class Sweep:
                 continue
             elif found.state == "claimed":
                 # Ours, and no batch is under way while the sweep runs: the claim came to be after its batch was
-                # given up. Nobody will publish it.
-                self._ledger.give_back(found.epoch, found.batch, [found.key], "its claim came too late")
+                # given up, and nobody will publish it; or Redis has gone back to a time before it was confirmed.
+                end = self._known_end(found)
+                if end:
+                    self._ledger.confirm(found.epoch, found.batch, {found.key: end})
+                else:
+                    self._ledger.give_back(found.epoch, found.batch, [found.key], "its claim came too late")
             else:
                 settled.append(found.key)
         self._bury()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from celery_leaderbeat.message import Message, Outcome
+from celery_leaderbeat.records import SlotRecord
 from celery_leaderbeat.sent_before import SentBefore
 from celery_leaderbeat.tick import Stamp, tick_key
 
@@ -78,3 +79,19 @@ def test_the_latest_messages_are_remembered() -> None:
     for entry in ("one", "two", "three"):
         known.note(message(entry), Outcome("sent"))
     assert [known.settles(message(entry)) for entry in ("one", "two", "three")] == [False, True, True]
+
+
+def test_of_a_claim_its_own_attempt_under_its_own_epoch_is_known_and_no_other() -> None:
+    known = SentBefore()
+    known.note(message(), Outcome("sent"))
+    known.note(message("other"), Outcome("unknown"))
+
+    def end(entry: str, attempt: int, epoch: int) -> str:
+        fields = {"state": "claimed", "entry": entry, "attempt": str(attempt), "epoch": str(epoch)}
+        return known.known_end(SlotRecord.read(tick_key(entry, SLOT), fields))
+
+    assert end("job", 1, 7) == "sent"
+    assert end("other", 1, 7) == "unconfirmed"
+    assert not end("job", 2, 7)
+    assert not end("job", 1, 8)
+    assert not end("third", 1, 7)

@@ -25,6 +25,7 @@ class FakeLedger:
         self._unfinished = unfinished
         self.written_off: list[tuple[Any, ...]] = []
         self.given_back: list[str] = []
+        self.confirmed: list[tuple[str, dict[str, str]]] = []
         self.asked: list[tuple[list[str], set[str]]] = []
         self.states: dict[str, str] = {}
 
@@ -37,6 +38,9 @@ class FakeLedger:
 
     def give_back(self, epoch: int, batch: str, keys: list[str], reason: str) -> None:
         self.given_back.append(batch)
+
+    def confirm(self, epoch: int, batch: str, outcomes: dict[str, str]) -> None:
+        self.confirmed.append((batch, outcomes))
 
     def doubt(self, term: Term, keys: list[str], until: float, following: Collection[str] = ()) -> list[str]:
         self.asked.append((keys, set(following)))
@@ -134,3 +138,13 @@ def test_what_a_leader_that_is_gone_had_claimed_may_have_been_sent(state: str) -
     Sweep(None, ledger, term, {"bill": plan}, Reports(None), 0.0, taken_up.append).run()  # type: ignore[arg-type]
     assert taken_up == [plan]
     assert [back.maybe_sent for back in plan.returned.values()] == [state == "claimed"]
+
+
+@pytest.mark.parametrize("end", ["sent", "unconfirmed"])
+def test_an_own_claim_whose_end_is_known_is_confirmed_and_not_given_back(end: str) -> None:
+    """Redis has gone back to a time before that; who leads next would send again what is given back."""
+    ledger, claim = FakeLedger(_claimed(9)), _claimed(9)
+    term, reports = Term("v", "me", 9), Reports(None)
+    Sweep(None, ledger, term, {}, reports, 0.0, lambda plan: None, lambda _: end).run()  # type: ignore[arg-type]
+    assert ledger.confirmed == [(claim.batch, {claim.key: end})]
+    assert not ledger.given_back
