@@ -164,9 +164,13 @@ class Dispatcher:
         with contextlib.suppress(StoreError):
             self._sender.settle_standing_by()
 
-    def restore(self, term: Term) -> bool:
-        """Put back what Redis has lost, and send nothing. False if `term` doesn't lead, or Redis doesn't answer."""
+    def restore(self, term: Term, patience: float) -> bool:
+        """Put back what Redis has lost, and send nothing; for a replica that stops.
+
+        False if `term` doesn't lead, or Redis gives no answer within `patience` seconds.
+        """
         self._led = True
+        self._ledger.store.hurry(patience)
         try:
             self._take_over(term)
             self._begin(term)

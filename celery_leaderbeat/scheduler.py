@@ -40,6 +40,8 @@ _DISPATCHER_WITHIN, _LOOK_WITHIN, _ELECTOR_WITHIN = 0.4, 0.1, 0.4
 _AGAIN = 0.02
 #: So long more, in seconds, a leader stays that stops as Redis loses its data.
 _RESTORE_WITHIN = 2.0
+#: So long, in seconds, it waits for an answer even at the end of that.
+_ONE_ANSWER = 0.5
 
 
 class _Running:
@@ -234,7 +236,7 @@ def _restore(running: _Running, clock: Clock) -> None:
         if term is None:
             continue
         with elector.round():
-            if running.dispatcher.restore(term):
+            if running.dispatcher.restore(term, max(deadline - clock.monotonic(), _ONE_ANSWER)):
                 return
         clock.sleep(_AGAIN)
     logger.warning(

@@ -73,6 +73,7 @@ class Store:
 
     def __init__(self, settings: Settings, timeout: float = _TIMEOUT) -> None:
         self.keys = Keys(settings.key_prefix)
+        self._settings = settings
         self._cluster = settings.redis.kind == "cluster"
         self._client = _client(settings, timeout)
         self._translator = Translator(settings, lambda: leave_server(self._client))
@@ -274,6 +275,12 @@ class Store:
 
     def _translated(self, what: str) -> contextlib.AbstractContextManager[None]:
         return self._translator(what)
+
+    def hurry(self, timeout: float) -> None:
+        """From now on, wait for no answer longer than `timeout` seconds. Nothing may be under way."""
+        self.close()
+        self._scripts.clear()
+        self._client = _client(self._settings.hurried(timeout), timeout)
 
     def close(self) -> None:
         """Close all connections. Never raises."""

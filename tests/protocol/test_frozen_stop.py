@@ -14,6 +14,8 @@ from celery import Celery
 
 from celery_leaderbeat import Scheduler, connections
 from celery_leaderbeat.redis_url import parse_redis_url
+from celery_leaderbeat.restoring import Restorer
+from celery_leaderbeat.term import Term
 from tests.support.servers import RedisServer
 from tests.support.waits import wait_for
 
@@ -53,6 +55,38 @@ def test_a_timeout_among_the_options_of_redis_does_not_keep_it_from_stopping(
         began = time.monotonic()
         scheduler.close()
         assert time.monotonic() - began < 1.8
+    finally:
+        one_server.thaw()
+        scheduler.close()
+        app.close()
+
+
+@pytest.mark.bounded
+def test_a_redis_that_freezes_as_a_stopping_leader_puts_back_what_it_has_lost_holds_it_up_no_longer_than_it_says(
+    one_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = Celery("frozen", broker=one_server.url(1), set_as_current=False)
+    app.conf.leaderbeat_redis_url = one_server.url()
+    scheduler = Scheduler(app)
+    register = Restorer.register
+
+    def freezes(self: Restorer, term: Term) -> Any:
+        one_server.freeze()
+        return register(self, term)
+
+    def term() -> Any:
+        scheduler.tick()
+        running = scheduler._running
+        return running is not None and running.elector.term()
+
+    try:
+        wait_for(term, what="it leads")
+        scheduler.tick()
+        monkeypatch.setattr(Restorer, "register", freezes)
+        one_server.client().flushdb()
+        began = time.monotonic()
+        scheduler.close()
+        assert 1.0 < time.monotonic() - began < 3.8
     finally:
         one_server.thaw()
         scheduler.close()

@@ -64,8 +64,8 @@ TWICE = (
 original = Dispatcher.restore
 
 
-def restore(self, term):
-    if original(self, term):
+def restore(self, term, patience):
+    if original(self, term, patience):
         os.kill(os.getpid(), signal.SIGTERM)
     return False
 
