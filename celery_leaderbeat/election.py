@@ -225,9 +225,11 @@ class Elector:
         self._leader.step_down(term, reason)
 
     def is_needed(self, timeout: float) -> bool:
-        """Whether Redis has lost data that this replica, which led last, hasn't put back yet.
+        """Whether this replica, which led last, has to lead once more before it stops: Redis may have lost data.
 
-        False as well where Redis doesn't answer within about `timeout` seconds. May run inside a signal handler.
+        The sign is that its lease is gone, or that its term has begun and it hasn't put back yet what was lost before.
+        So a loss that leaves the lease standing isn't seen. False as well where Redis doesn't answer within about
+        `timeout` seconds. May run inside a signal handler.
         """
         leads = self.term() is not None
         if not self.shadow.led_last or not (leads or self._lost_its_lease):

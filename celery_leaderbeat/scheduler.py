@@ -36,10 +36,9 @@ logger = logging.getLogger(__name__)
 _STANDBY_TICK = 1.0
 #: `close()` takes about 0.9 s at most: for messages on their way, for a look at the lease, and for its release.
 _DISPATCHER_WITHIN, _LOOK_WITHIN, _ELECTOR_WITHIN = 0.4, 0.1, 0.4
-#: Wait before that is tried again, in seconds.
-_AGAIN = 0.02
-#: So long more, in seconds, a leader stays that stops as Redis loses its data.
-_RESTORE_WITHIN = 2.0
+#: A leader that stops as Redis loses its data tries for so long to put back what it knows, and waits so long between two
+#: tries, in seconds.
+_RESTORE_WITHIN, _RESTORE_AGAIN = 2.0, 0.02
 
 
 class _Running:
@@ -197,7 +196,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
                 if self._stays and self._ticking:
                     return
                 try:
-                    if self._stays:
+                    # A call that was abandoned here has stopped the elector.
+                    if self._stays and running.elector.alive:
                         _restore(running, self._clock)
                 finally:
                     self._stop(running)
@@ -222,21 +222,21 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
 
 
 def _restore(running: _Running, clock: Clock) -> None:
-    """Lead once more, to put back what Redis has lost; no longer than another replica can be waited for."""
+    """Lead once more, to put back what Redis has lost. No new try is begun after two seconds."""
     logger.warning(
         "Redis may have lost data as this replica stops: it leads until it has put back what it remembers.",
         extra={"action": "stays"},
     )
     elector, deadline = running.elector, clock.monotonic() + _RESTORE_WITHIN
-    while elector.alive and elector.shadow.led_last and clock.monotonic() < deadline:
+    while elector.alive and elector.shadow.led_last and (left := deadline - clock.monotonic()) > 0:
         elector.progress()
-        term = elector.wait(deadline - clock.monotonic())
+        term = elector.wait(min(left, _STANDBY_TICK))
         if term is None:
             continue
         with elector.round():
             if running.dispatcher.restore(term):
                 return
-        clock.sleep(_AGAIN)
+        clock.sleep(_RESTORE_AGAIN)
     logger.warning(
         "Another replica leads by now, or Redis doesn't answer: what this replica remembers isn't put back.",
         extra={"action": "not_restored"},
