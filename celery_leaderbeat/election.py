@@ -229,19 +229,20 @@ class Elector:
 
         The sign is that its lease is gone, or that its term has begun and it hasn't put back yet what was lost before.
         So a loss that leaves the lease standing isn't seen. False as well where Redis doesn't answer within about
-        `timeout` seconds. May run inside a signal handler.
+        `timeout` seconds: then nothing could be put back. May run inside a signal handler.
         """
         leads = self.term() is not None
         if not self.shadow.led_last or not (leads or self._lost_its_lease):
             return False
-        if leads and not self.shadow.is_complete:
-            return True
         # To connect, and for the answer.
         store = Store(self.settings, timeout / 2)
         try:
             value = store.look(None).value
+            if value is None:
+                return True
             # Just elected again, it may not know that yet.
-            return value is None or (not leads and Term.read(value).holder == self.holder)
+            knows_all = leads and self.shadow.is_complete
+            return Term.read(value).holder == self.holder and not knows_all
         except StoreError:
             return False
         finally:
