@@ -187,8 +187,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
         if self._closed or self._close_depth:
             return
         self._close_depth += 1
+        running = self._running
         try:
-            running = self._running
             if running is not None and running.pid == os.getpid():
                 if not self._stays:
                     running.dispatcher.close(_DISPATCHER_WITHIN)
@@ -209,6 +209,9 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
                 extra={"action": "close_failed"},
             )
             self._closed = True
+            if running is not None:
+                # Nothing else may hold up the release of the lease.
+                running.elector.stop(_ELECTOR_WITHIN)
         finally:
             self._close_depth -= 1
 

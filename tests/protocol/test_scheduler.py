@@ -1,4 +1,4 @@
-"""A leader whose trust lapsed, and that finds its own lease still there, goes on with the same term."""
+"""The whole scheduler in this process, over a real server: what only its parts together do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.waits import wait_for
 
 @pytest.fixture
 def app(one_server: RedisServer) -> Iterator[Celery]:
-    app = Celery("lapsed", broker=one_server.url(1), set_as_current=False)
+    app = Celery("whole", broker=one_server.url(1), set_as_current=False)
     app.conf.update(
         leaderbeat_redis_url=one_server.url(), leaderbeat_lease_ttl=2.0, leaderbeat_renew_interval=0.5
     )
@@ -28,7 +28,7 @@ def app(one_server: RedisServer) -> Iterator[Celery]:
     app.close()
 
 
-def test_it_still_remembers_all_that_it_decided_when_data_are_lost_later(
+def test_a_leader_that_finds_its_lapsed_lease_again_remembers_all_that_it_decided_when_data_are_lost_later(
     app: Celery, one_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     missed: list[dict[str, Any]] = []
@@ -77,3 +77,22 @@ def test_it_still_remembers_all_that_it_decided_when_data_are_lost_later(
     finally:
         scheduler.close()
         signals.slots_missed.disconnect(note)
+
+
+def test_an_error_as_it_stops_does_not_keep_the_lease(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = Scheduler(app)
+    try:
+        scheduler.tick()
+        running = scheduler._running
+        wait_for(lambda: (scheduler.tick(), running.elector.term())[1], what="it leads")
+        with monkeypatch.context() as patch:
+            patch.setattr(running.dispatcher, "close", lambda _: 1 / 0)
+            scheduler.close()
+        assert "Stopping met an error" in caplog.text
+        assert running.elector.term() is None
+        assert not running.elector.alive
+        assert running.dispatcher._ledger.leader() is None
+    finally:
+        scheduler.close()
