@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	@$(BIN)/python examples/django_project/demo.py $(ARGS)
 
-# The timed ones run alone, and first: then the others find all modules compiled. Those that are bounded mostly wait.
+# The timed ones run alone, and first: then the others find all modules compiled. Three that are bounded mostly wait.
 test: $(STAMP)
 	@$(BIN)/python -m pytest -m timed $(ARGS)
 	@$(BIN)/python -m pytest -n 3 -m bounded $(ARGS)

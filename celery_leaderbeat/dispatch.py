@@ -174,7 +174,6 @@ class Dispatcher:
         try:
             self._take_over(term)
             self._begin(term)
-            self._sender.settle()
         except NotLeading:
             self._sender.drop()
             self._elector.lost(term)

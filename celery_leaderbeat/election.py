@@ -225,27 +225,25 @@ class Elector:
         self._leader.step_down(term, reason)
 
     def is_needed(self, timeout: float, decided: int) -> bool:
-        """Whether Redis has lost data that this replica, which led last, hasn't put back yet.
+        """Whether this replica, which led last, has to lead once more before it stops: Redis may have lost data.
 
-        The lease with them, or what was decided since a moment ago, as in a failover to a replica that lagged: then
-        fewer slots are `decided`, by the ledger's totals. False as well where Redis doesn't answer within about
-        `timeout` seconds. May run inside a signal handler.
+        The sign is that its lease is gone, that its term has begun and it hasn't put back yet what was lost before, or
+        that fewer slots are `decided`, by the ledger's totals, as in a failover to a replica that lagged. False as well
+        where Redis doesn't answer within about `timeout` seconds: then nothing could be put back. May run inside a
+        signal handler.
         """
         leads = self.term() is not None
         if not self.shadow.led_last or not (leads or self._lost_its_lease):
             return False
-        if leads and not self.shadow.is_complete:
-            return True
         # To connect, and for the answer.
         store = Store(self.settings.hurried(timeout / 2), timeout / 2)
         try:
             look = store.look(None)
             if look.value is None:
                 return True
-            if Term.read(look.value).holder != self.holder:
-                return False
             # Just elected again, it may not know that yet.
-            return not leads or decided_in(look.counts) < decided
+            knows_all = leads and self.shadow.is_complete and decided_in(look.counts) >= decided
+            return Term.read(look.value).holder == self.holder and not knows_all
         except StoreError:
             return False
         finally:

@@ -272,7 +272,7 @@ def _producer_class(app: Any, timeout: float) -> Any:
         """Attributes: phase: `"preparing"`, `"declaring"`, `"sending"` (bytes may have left).
 
         may_leave: called right before the bytes leave; raises `GivenUp` if they mustn't.
-        lifetime: how long the broker keeps the message, in seconds; None for as long as it is told.
+        lifetime: how long the broker is told to keep the message, in seconds; None leaves that to Celery.
         """
 
         phase = "preparing"

@@ -29,10 +29,11 @@ class Reports:
 
     @contextmanager
     def after(self, say: Callable[[], None]) -> Iterator[None]:
-        """Say it once the ledger has decided it.
+        """Call `say` once what is inside, where the ledger decides something, has succeeded.
 
-        Where the beat is told to stop meanwhile, nobody may say it afterwards: it is said then as well. An error that
-        is tried again says nothing.
+        Where the beat is told to stop inside, nobody knows whether the ledger has decided it, and if it has, nobody
+        says it afterwards: so it is said. If it hasn't, the next leader decides anew, and says it again. After an
+        error nothing is said: it is tried again.
         """
         try:
             yield

@@ -36,12 +36,9 @@ logger = logging.getLogger(__name__)
 _STANDBY_TICK = 1.0
 #: `close()` takes about 0.9 s at most: for messages on their way, for a look at the lease, and for its release.
 _DISPATCHER_WITHIN, _LOOK_WITHIN, _ELECTOR_WITHIN = 0.4, 0.1, 0.4
-#: Wait before that is tried again, in seconds.
-_AGAIN = 0.02
-#: So long more, in seconds, a leader stays that stops as Redis loses its data.
-_RESTORE_WITHIN = 2.0
-#: So long, in seconds, it waits for an answer even at the end of that.
-_ONE_ANSWER = 0.5
+#: A leader that stops as Redis loses its data tries for so long to put back what it knows, and waits so long between two
+#: tries, in seconds; and so long for an answer even at the end of that.
+_RESTORE_WITHIN, _RESTORE_AGAIN, _ONE_ANSWER = 2.0, 0.02, 0.5
 
 
 class _Running:
@@ -190,8 +187,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
         if self._closed or self._close_depth:
             return
         self._close_depth += 1
+        running = self._running
         try:
-            running = self._running
             if running is not None and running.pid == os.getpid():
                 if not self._stays:
                     running.dispatcher.close(_DISPATCHER_WITHIN)
@@ -199,7 +196,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
                 if self._stays and self._ticking:
                     return
                 try:
-                    if self._stays:
+                    # A call that was abandoned here has stopped the elector.
+                    if self._stays and running.elector.alive:
                         _restore(running, self._clock)
                 finally:
                     self._stop(running)
@@ -211,6 +209,9 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
                 extra={"action": "close_failed"},
             )
             self._closed = True
+            if running is not None:
+                # Nothing else may hold up the release of the lease.
+                running.elector.stop(_ELECTOR_WITHIN)
         finally:
             self._close_depth -= 1
 
@@ -224,21 +225,21 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
 
 
 def _restore(running: _Running, clock: Clock) -> None:
-    """Lead once more, to put back what Redis has lost; no longer than another replica can be waited for."""
+    """Lead once more, to put back what Redis has lost. No new try is begun after two seconds."""
     logger.warning(
         "Redis may have lost data as this replica stops: it leads until it has put back what it remembers.",
         extra={"action": "stays"},
     )
     elector, deadline = running.elector, clock.monotonic() + _RESTORE_WITHIN
-    while elector.alive and elector.shadow.led_last and clock.monotonic() < deadline:
+    while elector.alive and elector.shadow.led_last and (left := deadline - clock.monotonic()) > 0:
         elector.progress()
-        term = elector.wait(deadline - clock.monotonic())
+        term = elector.wait(min(left, _STANDBY_TICK))
         if term is None:
             continue
         with elector.round():
             if running.dispatcher.restore(term, max(deadline - clock.monotonic(), _ONE_ANSWER)):
                 return
-        clock.sleep(_AGAIN)
+        clock.sleep(_RESTORE_AGAIN)
     logger.warning(
         "Another replica leads by now, or Redis doesn't answer: what this replica remembers isn't put back.",
         extra={"action": "not_restored"},

@@ -9,7 +9,7 @@
 --       4 reason
 --       5 '1' in a cluster, whose channels may be sharded
 --       6 '1' if it is left to a newer release
--- Returns  'released'; 'held' by another term; 'gone', with nobody who leads
+-- Returns  'released', 'held' (the lease is another term's) or 'gone' (nobody holds it)
 
 local held = redis.call('GET', KEYS[1])
 if held ~= ARGV[1] then

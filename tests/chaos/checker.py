@@ -40,8 +40,9 @@ _LEASE = 3.0
 #: So long the next leader may take to find out what became of claims of entries that prefer a missed slot: until that
 #: leader can't publish them any more, and a restart of Redis, in seconds.
 _DOUBT = 6.0
-#: So long a slot with on_crash "skip" may have waited to be sent again by the leader that took it up: for its broker, or
-#: for its turn, in seconds. Lost meanwhile, it is missed (docs/data-loss.md): the worker that began it may have died.
+#: So long a slot that prefers a duplicate, with on_crash "skip", may have waited to be sent again by the leader that took
+#: it up: for its broker, or for its turn, in seconds. Lost meanwhile, it is missed (docs/data-loss.md): the worker that
+#: began it may have died.
 _TAKEN_UP = 15.0
 #: A run's lease, and the patience of a worker that can't tell the ledger, in seconds; see `fleet.CONF`.
 _RUN_LEASE, _PATIENCE = 4.0, 4.0
@@ -334,9 +335,9 @@ class _Slot:
                 self._allow("missed: unconfirmed")
             return
         if end == "missed" and any(reason == LOST for reason, _ in reasons):
-            doubt = _LEASE if self.entry.prefer == "duplicate" else _DOUBT
-            if self.entry.on_crash == "skip":
-                doubt = _TAKEN_UP
+            doubt = _DOUBT
+            if self.entry.prefer == "duplicate":
+                doubt = _TAKEN_UP if self.entry.on_crash == "skip" else _LEASE
             if self.faults.lost_data_and_leader(self.called.slot - 15, max(t for _, t in reasons), doubt):
                 # docs/data-loss.md: "If it died together with the data, the gap is missed".
                 self._allow("missed: Redis lost its data while its leader was struck")

@@ -294,6 +294,7 @@ def test_what_redis_lost_may_be_missed_only_where_the_leader_was_struck_as_well(
 
 
 SKIP = replace(DUPLICATE, name="s", policy={**DUPLICATE.policy, "on_crash": "skip"})
+SKIP_MISSED = replace(MISSED, name="sm", policy={**MISSED.policy, "on_crash": "skip"})
 
 
 @pytest.mark.parametrize(
@@ -306,6 +307,8 @@ SKIP = replace(DUPLICATE, name="s", policy={**DUPLICATE.policy, "on_crash": "ski
         # Taken up again, it isn't sent yet; and it may have begun on a worker that died.
         (SKIP, 14.0, True),
         (SKIP, 16.0, False),
+        # Of an entry that prefers a missed slot nothing is taken up that may have been sent.
+        (SKIP_MISSED, 7.0, False),
     ],
 )
 def test_whoever_led_right_before_the_loss_counts_as_its_leader_for_as_long_as_its_claims_are_in_doubt(

@@ -46,6 +46,35 @@ def test_a_leader_that_lives_is_woken_by_a_replica_that_has_just_started_too(
     assert two.began == []
 
 
+def test_who_stops_is_needed_while_it_has_to_put_back_what_was_lost_and_redis_answers(
+    start: Fleet, keys: Keys, one_server: RedisServer
+) -> None:
+    one = start("one", **RARELY)
+    term = wait_for(lambda: one.began and one.elector.term(), what="one leads")
+    until = one.elector.trusted_until(term)
+    assert until is not None
+    shadow, client = one.elector.shadow, one_server.client()
+
+    def is_needed() -> bool:
+        return one.elector.is_needed(5.0, 0)
+
+    assert not is_needed(), "it has never led before"
+    shadow.leads(until)
+    assert not is_needed(), "nothing is lost"
+    shadow.begins()
+    assert is_needed(), "what it decided before may be lost"
+    one_server.freeze()
+    try:
+        assert not one.elector.is_needed(0.1, 0), "nothing can be put back"
+    finally:
+        one_server.thaw()
+    shadow.leads(until)
+    client.set(keys.lease, "somebody")
+    assert not is_needed(), "another leads"
+    client.delete(keys.lease)
+    assert is_needed(), "its lease is gone"
+
+
 @pytest.fixture
 def somebody(one_server: RedisServer, keys: Keys) -> Iterator[None]:
     """Another replica listens, and that is all that can be seen of it."""

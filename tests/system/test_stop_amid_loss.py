@@ -58,9 +58,7 @@ BETWEEN_TICKS = STRIKES + "before(Scheduler, 'tick')\n"
 #: What ends the tick is swallowed by somebody's code the first time, so that it is told twice within the tick.
 TOLD_TWICE = IN_A_TICK + "SWALLOWED.append(SystemExit)\n"
 #: Told to stop once more, when it leads once more.
-TWICE = (
-    IN_A_TICK
-    + """
+AGAIN = """
 original = Dispatcher.restore
 
 
@@ -72,7 +70,6 @@ def restore(self, term, patience):
 
 Dispatcher.restore = restore
 """
-)
 
 
 def fleet(scene: Scene, tmp_path: Path, code: str) -> tuple[Beat, Beat]:
@@ -113,12 +110,15 @@ def test_a_leader_that_stops_as_redis_loses_its_data_puts_back_what_it_knows_bef
 
 @pytest.mark.schedule(SCHEDULE)
 @pytest.mark.matrix("valkey+rabbitmq")
+@pytest.mark.parametrize("code", [IN_A_TICK, BETWEEN_TICKS], ids=["in a tick", "between ticks"])
 def test_who_is_told_to_stop_once_more_meanwhile_goes_at_once_and_releases_the_lease(
-    scene: Scene, tmp_path: Path
+    scene: Scene, tmp_path: Path, code: str
 ) -> None:
-    first, second = fleet(scene, tmp_path, TWICE)
+    first, second = fleet(scene, tmp_path, code + AGAIN)
     (tmp_path / "strike").touch()
     assert first.wait(SOON)["StatusCode"] == 0
+    assert len(first.find("it leads until it has put back what it remembers")) == 1
+    assert not first.find("isn't put back")
     assert first.find("Handed over: released the lease")
     # Far sooner than the lease would expire.
     second.wait_for_log("Elected", timeout=5)

@@ -57,8 +57,8 @@ class Killer:
         for victim in victims:
             # The fault's own moment, not a wait for something to happen.
             time.sleep(self._random.uniform(0, BODY) / len(victims))
-            victim.kill()
             self.killed[victim.pid] = time.time()
+            victim.kill()
             self.alive[self.alive.index(victim)] = self._start()
 
     def _victim(self) -> Worker:

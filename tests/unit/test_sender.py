@@ -50,6 +50,9 @@ class _Ledger:
     def give_back(self, epoch: int, batch: str, keys: Sequence[str], reason: str) -> list[str]:
         return ["returned"] * len(keys)
 
+    def close(self) -> None:
+        pass
+
 
 class _Publisher:
     """One whose broker does what it is told to."""
@@ -184,6 +187,38 @@ def test_that_a_slot_waits_for_the_broker_is_a_warning_once(
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"], (
         "what is refused is said"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "prefer", "said"),
+    [
+        ("unknown", "missed", 1),
+        ("unknown", "duplicate", 0),
+        ("unreachable", "missed", 0),
+        ("sent", "missed", 0),
+    ],
+)
+def test_a_slot_that_stays_unconfirmed_is_said_to_be_missed_though_the_beat_is_told_to_stop_meanwhile(
+    stage: _Stage,
+    kind: str,
+    prefer: Any,
+    said: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def told_to_stop() -> None:
+        # As in the handler of the signal, once the broker has answered.
+        stage.sender.close(0.1)
+        raise SystemExit
+
+    stage.plans["one"].policy = Policy(prefer=prefer)
+    stage.kind = kind
+    # Called for each message whose outcome has come.
+    monkeypatch.setattr(stage.sender._elector, "progress", told_to_stop)
+    with pytest.raises(SystemExit):
+        stage.sender.send(Batch(TERM, stage.plans, [stage.message("one", 1)]))
+    lines = [record for record in caplog.records if getattr(record, "action", "") == "missed"]
+    assert [line.getMessage().rpartition("missed: ")[2] for line in lines] == ["unconfirmed: why."] * said
 
 
 def test_an_outage_of_the_ledger_is_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
