@@ -34,6 +34,18 @@ def mute() -> Iterator[list[int]]:
         yield [listener.getsockname()[1] for listener in listeners]
 
 
+def _lead(scheduler: Scheduler) -> None:
+    """Tick until it leads, and once more."""
+
+    def term() -> Any:
+        scheduler.tick()
+        running = scheduler._running
+        return running is not None and running.elector.term()
+
+    wait_for(term, what="it leads")
+    scheduler.tick()
+
+
 @pytest.mark.bounded
 def test_a_timeout_among_the_options_of_redis_does_not_keep_it_from_stopping(
     one_server: RedisServer,
@@ -43,14 +55,8 @@ def test_a_timeout_among_the_options_of_redis_does_not_keep_it_from_stopping(
     app.conf.leaderbeat_redis_options = {"socket_connect_timeout": 5}
     scheduler = Scheduler(app)
 
-    def term() -> Any:
-        scheduler.tick()
-        running = scheduler._running
-        return running is not None and running.elector.term()
-
     try:
-        wait_for(term, what="it leads")
-        scheduler.tick()
+        _lead(scheduler)
         one_server.freeze()
         began = time.monotonic()
         scheduler.close()
@@ -74,14 +80,8 @@ def test_a_redis_that_freezes_as_a_stopping_leader_puts_back_what_it_has_lost_ho
         one_server.freeze()
         return register(self, term)
 
-    def term() -> Any:
-        scheduler.tick()
-        running = scheduler._running
-        return running is not None and running.elector.term()
-
     try:
-        wait_for(term, what="it leads")
-        scheduler.tick()
+        _lead(scheduler)
         monkeypatch.setattr(Restorer, "register", freezes)
         one_server.client().flushdb()
         began = time.monotonic()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
 
@@ -98,8 +99,10 @@ def test_a_leader_that_was_replaced_while_it_was_cut_off_sends_nothing_again_whe
         tell(f"seed {seed}: all was lost {world.faults.lost} times; {world.journal}")
 
 
-def _both_ways() -> dict[str, Any]:
-    return {
+@contextmanager
+def _both_ways(server: FrozenServer, seed: int, make_faults: Callable[..., Any]) -> Iterator[World]:
+    """A world that has found its feet, with entries that prefer a missed slot and ones that prefer a duplicate."""
+    schedule: dict[str, Any] = {
         f"{prefer} {period:g}": {
             "task": "plain.early",
             "schedule": period,
@@ -108,9 +111,22 @@ def _both_ways() -> dict[str, Any]:
         for prefer in ("missed", "duplicate")
         for period in (1.0, 1.5, 4.0)
     }
+    world = World(
+        server,
+        seed,
+        schedule,
+        beats=3,
+        workers=1,
+        work=lambda *_: Work((0.1,)),
+        make_faults=make_faults,
+    )
+    with world.living():
+        world.start()
+        world.run(10.0)
+        yield world
 
 
-def _sent_or_said(world: World, schedule: dict[str, Any], seconds: float) -> list[str]:
+def _sent_or_said(world: World, seconds: float) -> list[str]:
     """Let faults happen for so long; the slots that were neither sent nor said to be missed, and what was sent twice."""
     since = datetime.fromtimestamp(world.hub.now / 1e6, timezone.utc)
     world.faults.begin()
@@ -119,7 +135,7 @@ def _sent_or_said(world: World, schedule: dict[str, Any], seconds: float) -> lis
     until = datetime.fromtimestamp(world.hub.now / 1e6, timezone.utc)
     world.run(60.0)
     broken = list(world.journal.troubles)
-    for name, entry in schedule.items():
+    for name, entry in world.schedule.items():
         for slot in slots_between(maybe_schedule(entry["schedule"], app=world.app), since, until):
             key, at = tick_key(name, slot), slot_to_us(slot)
             copies = sum(map(len, world.journal.sent.get(key, {}).values()))
@@ -136,20 +152,8 @@ def _sent_or_said(world: World, schedule: dict[str, Any], seconds: float) -> lis
 def test_what_a_frozen_leader_had_claimed_is_sent_or_said_to_be_missed_when_all_is_lost_as_the_next_begins(
     frozen_server: FrozenServer, tell: Callable[[str], None], seed: int
 ) -> None:
-    schedule = _both_ways()
-    world = World(
-        frozen_server,
-        seed,
-        schedule,
-        beats=3,
-        workers=1,
-        work=lambda *_: Work((0.1,)),
-        make_faults=LostAsATermBegins,
-    )
-    with world.living():
-        world.start()
-        world.run(10.0)
-        broken = _sent_or_said(world, schedule, 600.0)
+    with _both_ways(frozen_server, seed, LostAsATermBegins) as world:
+        broken = _sent_or_said(world, 600.0)
         assert not broken, world.tell(broken)
         assert isinstance(world.faults, LostAsATermBegins)
         assert world.faults.lost > 5
@@ -162,20 +166,8 @@ def test_what_a_frozen_leader_had_claimed_is_sent_or_said_to_be_missed_when_all_
 def test_what_a_leader_knows_that_is_told_to_stop_as_data_are_lost_isn_t_lost_with_it(
     frozen_server: FrozenServer, tell: Callable[[str], None], faults: type[LostAsItStops], seed: int
 ) -> None:
-    schedule = _both_ways()
-    world = World(
-        frozen_server,
-        seed,
-        schedule,
-        beats=3,
-        workers=1,
-        work=lambda *_: Work((0.1,)),
-        make_faults=faults,
-    )
-    with world.living():
-        world.start()
-        world.run(10.0)
-        broken = _sent_or_said(world, schedule, 900.0)
+    with _both_ways(frozen_server, seed, faults) as world:
+        broken = _sent_or_said(world, 900.0)
         broken += [
             f"{name}: {told.reason}"
             for name, all_told in world.journal.left_out.items()
