@@ -260,6 +260,10 @@ class _Slot:
         if not written and self.faults.of(body.worker, newer.t - _RUN_LEASE, body.t, "pause"):
             self._allow("bodies of thawed workers that had been superseded, without effect")
             return
+        if not written and self.faults.lost_data(newer.t - 1, body.t):
+            # A message of whose slot there is no record runs, and records itself; only the guarded write is left.
+            self._allow("bodies of superseded messages without effect: Redis had lost the record")
+            return
         yield (
             "stale",
             f"epoch {body.epoch} attempt {body.attempt} began after epoch {newer.epoch} attempt {newer.attempt}",
@@ -432,7 +436,8 @@ class _Slot:
             yield "unexplained", f"the audit says so: {told.reason}"
         elif end in ("nothing", "missed", "skipped") and told.end in ("done", "failed", "sent"):
             yield "unexplained", f"the audit says {told.end}, and no message of it was seen"
-        elif told.end == "skipped" and self.starts and told.attempt == 1:
+        elif told.end == "skipped" and self.starts and told.attempt == 1 and told.asked_at > self.starts[0].t:
+            # One that an entry called for before it was removed is sent once the entry is back.
             yield "unexplained", "the audit says skipped, and it ran"
         elif told.end == "done" and self.entry.fenced and not self.effects:
             yield "unexplained", "the audit says done, and there is no effect"

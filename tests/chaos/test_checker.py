@@ -256,6 +256,32 @@ def test_a_thawed_body_is_allowed_as_long_as_its_effect_is_refused() -> None:
     assert allowed(story) == {"bodies of thawed workers that had been superseded, without effect": 1}
 
 
+@pytest.mark.parametrize(
+    ("written", "lost", "kinds"),
+    [(False, True, []), (True, True, ["stale"]), (False, False, ["stale"])],
+)
+def test_a_superseded_message_whose_record_is_lost_may_begin_and_its_effect_never_counts(
+    written: bool, lost: bool, kinds: list[str]
+) -> None:
+    story = Story()
+    story.forget_run(RERUN)
+    story.fault("kill", "worker0")
+    story.sent(RERUN, after=4.0, attempt=2)
+    story.ran(RERUN, after=4.1, attempt=2)
+    if lost:
+        story.losses.append(Loss(SLOTS[2] + 4.5, "flush"))
+    story.ran(RERUN, after=5.0, attempt=1, worker="worker1", written=written)
+    assert sorted({kind for kind, _ in story.violations()}) == kinds
+
+
+def test_what_ran_contradicts_only_an_audit_that_was_asked_for_afterwards() -> None:
+    for asked, kinds in ((1.0, []), (9.0, ["unexplained"])):
+        story = Story()
+        ran = next(body.t for body in story.bodies if body.key == key(MISSED))
+        story.ends[key(MISSED)] = End("skipped", "its entry was removed", "", 1, ran - 5 + asked)
+        assert [kind for kind, _ in story.violations()] == kinds
+
+
 def test_a_thawed_body_whose_effect_counts_is_stale() -> None:
     story = Story()
     story.forget_run(RERUN)

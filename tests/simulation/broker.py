@@ -67,6 +67,8 @@ class Broker:
         self._out: list[Delivery] = []
         self._serial = 0
         self.away_until = 0
+        #: The tick keys of messages that came again.
+        self.came_again: set[str] = set()
 
     @property
     def away(self) -> bool:
@@ -155,6 +157,9 @@ class Broker:
     def _restore(self, delivery: Delivery) -> None:
         if self._close(delivery):
             self._world.note(f"the broker delivers {delivery.parcel} again")
+            stamp = Stamp.from_headers(delivery.parcel.headers)
+            if stamp is not None:
+                self.came_again.add(stamp.key)
             self.put(replace(delivery.parcel, redelivered=True))
 
     def _offer(self) -> None:

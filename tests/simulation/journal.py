@@ -100,7 +100,7 @@ class Journal:
     _claims: dict[str, int] = field(default_factory=dict)
     _decided: dict[str, datetime] = field(default_factory=dict)
     _lease: tuple[str, int] = ("", 0)
-    _epoch: int = 0
+    epoch: int = 0
     elected_at: int = 0
     first_elected_at: int = 0
     left_out: defaultdict[str, list[LeftOut]] = field(default_factory=lambda: defaultdict(list))
@@ -183,11 +183,11 @@ class Journal:
     def _lead(self, script: str, args: Sequence[Any], answer: Any) -> None:
         if script == "elect" and answer[0] == "elected":
             epoch = Term.read(answer[1]).epoch
-            if epoch <= self._epoch:
-                self.violate(f"epoch {epoch} follows epoch {self._epoch}")
+            if epoch <= self.epoch:
+                self.violate(f"epoch {epoch} follows epoch {self.epoch}")
             self.elected_at = self.hub.now
             self.first_elected_at = self.first_elected_at or self.hub.now
-            self._epoch, self._lease = epoch, (answer[1], self._lease_end(args[1]))
+            self.epoch, self._lease = epoch, (answer[1], self._lease_end(args[1]))
         elif script == "renew" and answer[0] == 1:
             if args[0] != self._lease[0]:
                 self.violate(f"a lease was renewed for {args[0]}, who doesn't hold it")
@@ -264,7 +264,7 @@ class Journal:
 
     def emptied(self) -> None:
         """Redis has lost everything: nothing that it had granted stands any more."""
-        self._emptied.add(self._epoch)
+        self._emptied.add(self.epoch)
         self._lease = ("", 0)
         self._attempts.clear()
         self._claims.clear()
@@ -311,7 +311,7 @@ class Journal:
     def went_back(self, lease: str) -> None:
         """Redis has lost data, and holds this lease now: a leader of another hasn't heard of that yet."""
         if lease != self._lease[0]:
-            self._emptied.add(self._epoch)
+            self._emptied.add(self.epoch)
 
     def trusted(self, key: str, epoch: int) -> None:
         """A leader relies on its own clock for being the leader, and is about to publish."""

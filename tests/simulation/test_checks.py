@@ -163,7 +163,7 @@ def test_a_leader_may_rely_on_its_own_clock_until_it_hears_that_its_lease_was_lo
 ) -> None:
     hub = Hub(BEGAN)
     journal = Journal(hub)
-    journal._epoch, journal._lease = 7, ("ours", BEGAN + 5)
+    journal.epoch, journal._lease = 7, ("ours", BEGAN + 5)
     journal.went_back(holds)
     journal._lease = ("", 0)
     journal.trusted("job@now", 7)
